@@ -1,0 +1,68 @@
+"""What one engine step takes and gives: plain data between the engine and a model runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from mlc_nb.runtime.sampler import SamplingState
+
+__all__ = ["ModelRunner", "SampledToken", "SequenceSlice"]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """The part of one sequence that a step processes.
+
+    Attributes
+    ----------
+    token_ids
+        The new tokens, in order: one for a decode, up to a chunk for a prefill.
+    start_position
+        The position of ``token_ids[0]`` in its sequence; everything before it is in the KV pages already.
+    page_table
+        Page indices that cover positions 0 to ``start_position + len(token_ids) - 1``, ``page_size`` tokens each.
+    sampling
+        How to pick the next token after the last one of the slice; None when no token is wanted (a prefill chunk
+        that is not the last).
+    """
+
+    token_ids: Sequence[int]
+    start_position: int
+    page_table: Sequence[int]
+    sampling: SamplingState | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A sampled token; log probabilities (natural logarithm) only when the request asked for them."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class ModelRunner(Protocol):
+    """Runs steps of one model. Made, used and closed on the engine thread only."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the KV pool; page indices are 0 to ``num_pages - 1``."""
+
+    def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
+        """Run one step; logits after the last token of each slice, float32 ``[len(slices), vocab_size]``."""
+
+    def step(self, slices: Sequence[SequenceSlice]) -> list[SampledToken | None]:
+        """Run one step and sample; one entry a slice, None where its ``sampling`` is None."""
+
+    def close(self) -> None:
+        """Release weights, KV pages and the library; a second call does nothing."""
