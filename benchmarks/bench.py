@@ -1,0 +1,161 @@
+"""Measure speed, start-up and memory on this machine (``make bench``), print a table and keep it as JSON.
+
+Every measurement is a fresh process (``benchmarks.measure``). What is compared alternates, so that a machine that gets
+slower or busier meanwhile disturbs all of it alike. Method and results: docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.machine import REPOSITORY, describe_machine, usable_cores
+
+if TYPE_CHECKING:
+    from benchmarks.machine import Machine
+
+__all__ = ["main"]
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+BUSY = 0.5  # load average from which the figures are no longer those of a quiet machine
+
+# Key of a measurement -> what the table calls it, its unit.
+ROWS = {
+    "decode_tokens_per_s": ("decode, 128 tokens after 16", "token/s"),
+    "prefill_tokens_per_s": ("prefill, 512 tokens", "token/s"),
+    "prefill_ttft_s": ("time to first token, 512 tokens", "s"),
+    "cold_start_s": ("cold start to first token, compile included", "s"),
+    "warm_start_s": ("warm start to first token", "s"),
+    "import_s": ("import mlc_nb", "s"),
+    "peak_rss_mb": ("peak RSS of the kernel process", "MB"),
+}
+
+
+@dataclass
+class Case:
+    """One column of the table: an ISA level and a number of threads, and everything measured of it."""
+
+    isa: str
+    threads: int
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.isa}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    def add(self, key: str, values: list[float]) -> None:
+        self.samples.setdefault(key, []).extend(values)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--isa", action="append", help="ISA level, repeatable (default: the host's and avx2)")
+    parser.add_argument("--threads", action="append", type=int, help="threads, repeatable (default: all usable cores)")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each kind a column (default 3)")
+    parser.add_argument("--runs", type=int, default=3, help="speed runs in each process (default 3)")
+    parser.add_argument("--no-cold", action="store_true", help="leave out the cold start, which compiles")
+    parser.add_argument("--no-write", action="store_true", help="print only, write no file")
+    options = parser.parse_args(arguments)
+
+    host = host_isa()
+    levels = options.isa or list(dict.fromkeys([host, "avx2"]))
+    cases = [Case(isa, threads) for isa in levels for threads in options.threads or [usable_cores()]]
+    machine = describe_machine()
+    print(f"{machine['cpu']}, {machine['usable_cores']} usable cores, {host}; commit {machine['commit']}")
+    if machine["load_average"] > BUSY:
+        print(f"note: the load average is {machine['load_average']:.2f}; other work takes part of this machine")
+
+    for case in cases:
+        say(case, "once, so that weights and library are in the cache")
+        first_token(case, options.model)
+        if not options.no_cold:
+            say(case, "cold start")
+            with tempfile.TemporaryDirectory(prefix="mlc_nb-bench-") as home:
+                link_weights(Path(home))
+                case.add("cold_start_s", first_token(case, options.model, home))
+    for number in range(1, options.rounds + 1):
+        for case in cases:
+            say(case, f"round {number} of {options.rounds}")
+            case.add("warm_start_s", first_token(case, options.model))
+            for key, values in measure(case, "import").items():
+                case.add(key, values)
+            speed = ("--model", options.model, "--threads", str(case.threads), "--runs", str(options.runs))
+            for key, values in measure(case, "speed", *speed).items():
+                case.add(key, values)
+
+    print(table(cases))
+    if not options.no_write:
+        print(f"written: {write(machine, host, options.model, cases).relative_to(REPOSITORY)}")
+    return 0
+
+
+def say(case: Case, what: str) -> None:
+    print(f"  {case.name}: {what}", file=sys.stderr, flush=True)
+
+
+def measure(case: Case, what: str, *arguments: str, home: str | None = None) -> dict[str, list[float]]:
+    """Take one measurement in a fresh process at the case's ISA level."""
+    environment = {**os.environ, "MLC_NB_ISA": case.isa}
+    if home is not None:
+        environment["MLC_NB_HOME"] = home
+    command = [sys.executable, "-m", "benchmarks.measure", what, *arguments]
+    finished = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    if finished.returncode != 0:
+        raise SystemExit(f"{' '.join(command[1:])} ({case.name}) failed:\n{finished.stderr}")
+    figures: dict[str, list[float]] = json.loads(finished.stdout.splitlines()[-1])
+    return figures
+
+
+def first_token(case: Case, model: str, home: str | None = None) -> list[float]:
+    """Seconds from the start of a process to the first text of its answer."""
+    since = repr(time.time())
+    arguments = ("--model", model, "--threads", str(case.threads), "--since", since)
+    return measure(case, "first-token", *arguments, home=home)["first_token_s"]
+
+
+def table(cases: list[Case]) -> str:
+    """Medians, and the span from the lowest to the highest where there is more than one figure."""
+    header = ["", *(case.name for case in cases), "unit"]
+    lines = [header]
+    for key, (label, unit) in ROWS.items():
+        if any(key in case.samples for case in cases):
+            lines.append([label, *(summary(case.samples.get(key, [])) for case in cases), unit])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def summary(values: list[float]) -> str:
+    if not values:
+        return "-"
+    digits = 0 if median(values) >= 100 else 1 if median(values) >= 10 else 2
+    middle = f"{median(values):.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def write(machine: Machine, host: str, model: str, cases: list[Case]) -> Path:
+    """Keep every single figure under benchmarks/results, one file a day and kind of host."""
+    kind = f"{machine['architecture']}-{host}-{machine['usable_cores']}c"
+    path = RESULTS / f"{machine['date'][:10]}-{kind}.json"
+    content = {
+        "machine": {**machine, "isa": host},
+        "model": model,
+        "units": {key: unit for key, (_, unit) in ROWS.items()},
+        "cases": [{"isa": case.isa, "threads": case.threads, "samples": case.samples} for case in cases],
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
