@@ -1,0 +1,85 @@
+"""Completions of a raw prompt: the request, and the answer whole and in chunks (which share one type)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from mlc_nb.protocol.common import UnicodeText, not_supported_yet
+from mlc_nb.protocol.responses import ResponseModel, Usage
+from mlc_nb.protocol.sampling import GenerationFields
+
+__all__ = ["CompletionChoice", "CompletionLogprobs", "CompletionRequest", "CompletionResponse"]
+
+
+def _as_prompt(value: object) -> object:
+    if isinstance(value, str):
+        prompt: str | tuple[int, ...] = value
+    elif isinstance(value, list | tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in value):
+        prompt = tuple(value)
+    elif isinstance(value, list | tuple) and all(isinstance(i, str | list | tuple) for i in value):
+        raise ValueError("holds several prompts, which is not supported yet: send one request for each")
+    else:
+        raise ValueError(f"must be a string or a list of token ids, got {type(value).__name__}")
+    if not prompt:
+        raise ValueError("is empty: give at least one token")
+    return prompt
+
+
+class CompletionRequest(GenerationFields):
+    """A request to go on from a prompt; see `GenerationFields` for the shared fields.
+
+    Attributes
+    ----------
+    prompt
+        Text, encoded as it is with no BOS token in front, or token ids.
+    echo
+        Put the prompt in front of the answer.
+    suffix
+        Text that is put after the answer; the model does not see it.
+    logprobs
+        0 to 5: the log probability of each token of the answer, and of so many likeliest tokens in its place.
+    """
+
+    prompt: Annotated[UnicodeText | tuple[int, ...], BeforeValidator(_as_prompt)]
+    best_of: Annotated[None, not_supported_yet(1)] = None
+    echo: bool | None = None
+    suffix: UnicodeText | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo together with logprobs is not supported yet: leave one of them out")
+        return self
+
+
+class CompletionLogprobs(ResponseModel):
+    """Log probabilities, one entry a token; ``text_offset`` is where its text begins in the answer."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(ResponseModel):
+    """A text, whole or a piece; the last piece has the finish reason."""
+
+    index: int = 0
+    text: str
+    finish_reason: Literal["stop", "length"] | None = None
+    logprobs: CompletionLogprobs | None = None
+
+
+class CompletionResponse(ResponseModel):
+    """A whole answer, or one element of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str = ""
+    choices: list[CompletionChoice]
+    usage: Usage | None = None

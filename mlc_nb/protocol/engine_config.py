@@ -1,0 +1,133 @@
+"""How an engine is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from mlc_nb.errors import BadRequestError
+from mlc_nb.protocol.common import StrictModel, as_bad_request, not_supported_yet, short_repr
+
+__all__ = ["EngineConfig", "Mode", "resolve_engine_config"]
+
+Mode = Literal["local", "interactive", "server"]
+
+_MAX_NUM_SEQUENCE: dict[str, int] = {"local": 4, "interactive": 1, "server": 32}
+
+
+class EngineConfig(StrictModel):
+    """Settings of an engine; None takes the value that the mode or the model gives.
+
+    Attributes
+    ----------
+    model, model_lib, mode
+        Same as the engine's arguments; where both are given they must be equal.
+    kv_cache_page_size
+        Tokens in a KV page; 16 is the only size.
+    max_num_sequence
+        Most requests that run at once; more wait in line. By mode: local 4, interactive 1, server 32.
+    max_total_sequence_length
+        Tokens that the KV pages of all requests together can hold.
+    max_single_sequence_length
+        Most tokens, prompt and answer together, in one request; at most the model's context window.
+    prefill_chunk_size
+        Most prompt tokens in one step; the engine takes fewer when they would hold up running answers.
+    prefix_cache_mode
+        Only ``"disable"`` for now, which is what None means.
+    activation_dtype
+        ``"float32"`` keeps activations in float32 through every product; ``"int8"`` quantizes them, which is faster;
+        ``"auto"`` takes what is best for the device.
+    num_threads
+        CPU threads of the model's kernels; None takes the physical cores that this process may use.
+    """
+
+    model: str | None = None
+    model_lib: str | None = None
+    mode: Mode | None = None
+    kv_cache_page_size: Annotated[int, Field(ge=16, le=16)] = 16
+    max_num_sequence: Annotated[int, Field(ge=1, le=256)] | None = None
+    max_total_sequence_length: Annotated[int, Field(ge=16)] | None = None
+    max_single_sequence_length: Annotated[int, Field(ge=2)] | None = None
+    prefill_chunk_size: Annotated[int, Field(ge=1)] | None = None
+    activation_dtype: Literal["auto", "float32", "int8"] = "auto"
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+    additional_models: Annotated[None, not_supported_yet([])] = None
+    tensor_parallel_shards: Annotated[None, not_supported_yet(1)] = None
+    pipeline_parallel_stages: Annotated[None, not_supported_yet(1)] = None
+    opt: Annotated[None, not_supported_yet()] = None
+    gpu_memory_utilization: Annotated[None, not_supported_yet()] = None
+    sliding_window_size: Annotated[None, not_supported_yet(-1)] = None
+    attention_sink_size: Annotated[None, not_supported_yet(-1)] = None
+    max_history_size: Annotated[None, not_supported_yet()] = None
+    kv_state_kind: Annotated[None, not_supported_yet("kv_cache")] = None
+    speculative_mode: Annotated[None, not_supported_yet("disable")] = None
+    spec_draft_length: Annotated[None, not_supported_yet(0)] = None
+    spec_tree_width: Annotated[None, not_supported_yet(1)] = None
+    prefix_cache_mode: Annotated[None, not_supported_yet("disable")] = None
+    prefix_cache_max_num_recycling_seqs: Annotated[None, not_supported_yet(0)] = None
+    prefill_mode: Annotated[None, not_supported_yet("hybrid", "chunked")] = None
+    verbose: Annotated[None, not_supported_yet(True, False)] = None
+
+    def __init__(self, **fields: Any) -> None:
+        """Check the fields.
+
+        Raises
+        ------
+        BadRequestError
+            A field is invalid or not supported yet; the message names it.
+        """
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            refusal = as_bad_request(error, EngineConfig, subject="engine_config")
+        else:
+            return
+        raise refusal
+
+    @property
+    def num_sequences(self) -> int:
+        """How many requests run at once, by ``max_num_sequence`` or the mode."""
+        return self.max_num_sequence or _MAX_NUM_SEQUENCE[self.mode or "local"]
+
+
+def resolve_engine_config(
+    engine_config: EngineConfig | Mapping[str, Any] | None,
+    *,
+    model: str | None = None,
+    model_lib: str | None = None,
+    mode: str = "local",
+) -> EngineConfig:
+    """Check a configuration against the engine's arguments and fill in its model, library and mode.
+
+    Raises
+    ------
+    BadRequestError
+        A field is invalid or not supported yet, or differs from the argument of the same name.
+    """
+    if mode not in get_args(Mode):
+        raise BadRequestError(f"mode must be one of {', '.join(get_args(Mode))}, got {short_repr(mode)}.")
+    if engine_config is None:
+        engine_config = EngineConfig()
+    elif isinstance(engine_config, Mapping):
+        engine_config = EngineConfig(**engine_config)
+    elif not isinstance(engine_config, EngineConfig):
+        raise BadRequestError(
+            f"engine_config must be an EngineConfig or a dict of its fields, got {type(engine_config).__name__}."
+        )
+    arguments = {"model": model, "model_lib": model_lib, "mode": mode}
+    for name, argument in arguments.items():
+        configured = getattr(engine_config, name)
+        # "local" is the argument's default: the configuration may then decide.
+        is_default = argument is None or (name == "mode" and argument == "local")
+        if configured is None:
+            continue
+        if not is_default and configured != argument:
+            raise BadRequestError(
+                f"engine_config.{name} is {configured!r} but the engine's argument {name} is {argument!r}: "
+                "give one of them, or the same value twice."
+            )
+        arguments[name] = configured
+    return engine_config.model_copy(update=arguments)

@@ -1,0 +1,101 @@
+"""The request fields that chat and completions share: how to sample, when to stop, how to stream."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from mlc_nb.protocol.common import (
+    FiniteFloat,
+    LogitBias,
+    Probability,
+    StopStrings,
+    StreamOptions,
+    StrictModel,
+    not_supported_yet,
+)
+
+__all__ = ["DebugConfig", "GenerationFields"]
+
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+
+
+class DebugConfig(StrictModel):
+    """Switches outside the OpenAI API, given as ``extra_body={"debug_config": {...}}``.
+
+    Attributes
+    ----------
+    ignore_eos
+        Do not end the answer at the model's stop tokens, only at ``max_tokens`` or a stop string.
+    """
+
+    ignore_eos: bool = False
+    pinned_system_prompt: Annotated[None, not_supported_yet(False)] = None
+    special_request: Annotated[None, not_supported_yet()] = None
+    grammar_execution_mode: Annotated[None, not_supported_yet()] = None
+    disagg_config: Annotated[None, not_supported_yet()] = None
+
+
+class GenerationFields(StrictModel):
+    """Fields that chat and completion requests have in common; None takes the default that is described.
+
+    Attributes
+    ----------
+    model
+        The engine's own model name, or None.
+    frequency_penalty, presence_penalty
+        -2 to 2, default 0; they count generated tokens, not the prompt.
+    repetition_penalty
+        Above 0, default 1: divides the positive and multiplies the negative logits of generated tokens.
+    logit_bias
+        Token id to a number from -100 to 100 that is added to its logit.
+    max_tokens
+        Most tokens in the answer; None goes on to the end of the context window.
+    seed
+        Same seed, same answer; None draws a new one.
+    stop
+        Up to 16 strings that end the answer at their first character.
+    temperature
+        0 is greedy; default 1.
+    top_p, top_k, min_p
+        Keep the smallest set of tokens with this probability mass; this many tokens (0 keeps all); the tokens with
+        at least this share of the top probability. Defaults 1, 0 and 0.
+    user
+        The caller's own label; it has no effect.
+    """
+
+    model: str | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    logit_bias: LogitBias = Field(default_factory=dict)
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[None, not_supported_yet(1)] = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopStrings = ()
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[FiniteFloat, Field(ge=0.0)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Probability | None = None
+    user: str | None = None
+    response_format: Annotated[None, not_supported_yet({"type": "text"})] = None
+    debug_config: DebugConfig | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> GenerationFields:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=True")
+        return self
+
+    @property
+    def wants_stream_usage(self) -> bool:
+        """Whether the stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def ignores_eos(self) -> bool:
+        """Whether the model's stop tokens do not end the answer."""
+        return self.debug_config is not None and self.debug_config.ignore_eos
