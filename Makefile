@@ -6,8 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TYPED := mlc_nb benchmarks tools
 
-# The newest name first is on purpose not taken: 3.11 is what CI runs. realpath keeps the venv valid when the name found
-# on PATH is only a link or a shim.
+# 3.11 comes first because CI runs it. realpath keeps the venv valid when the name on PATH is only a link or a shim.
 FIND_BASE := import os, sys, ensurepip, venv; assert sys.version_info >= (3, 10); print(os.path.realpath(sys.executable))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.10 python3 python; do \
 	"$$name" -c '$(FIND_BASE)' 2>/dev/null && break; done)
@@ -19,7 +18,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "mlc_nb needs Python 3.10 or newer with the venv module on PATH; none was found" \
 		"(name one: make PYTHON=/path/to/python3.11)" >&2; exit 1; }
-	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
 	@echo "installing mlc_nb and its development tools into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
@@ -29,16 +28,16 @@ demo: $(STAMP)
 	@$(BIN)/python -m tools.run_notebook notebooks/quickstart.ipynb
 
 lint: $(STAMP)
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy $(TYPED)
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m mypy $(TYPED)
 
 test: lint
 	@$(BIN)/python -m pytest
 
 format: $(STAMP)
-	@$(BIN)/ruff check --fix .
-	@$(BIN)/ruff format .
+	@$(BIN)/python -m ruff check --fix .
+	@$(BIN)/python -m ruff format .
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks.bench
