@@ -18,7 +18,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "mlc_nb needs Python 3.10 or newer with the venv module on PATH; none was found" \
 		"(name one: make PYTHON=/path/to/python3.11)" >&2; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv --clear $(VENV); }
 	@echo "installing mlc_nb and its development tools into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
