@@ -1,0 +1,1 @@
+"""Where models come from (PyPI packages, local files) and the formats that they come in."""
