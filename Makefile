@@ -4,7 +4,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-TYPED := mlc_nb benchmarks tools
 
 # 3.11 comes first because CI runs it. realpath keeps the venv valid when the name on PATH is only a link or a shim.
 FIND_BASE := import os, sys, ensurepip, venv; assert sys.version_info >= (3, 10); print(os.path.realpath(sys.executable))
@@ -30,7 +29,7 @@ demo: $(STAMP)
 lint: $(STAMP)
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
-	@$(BIN)/python -m mypy $(TYPED)
+	@$(BIN)/python -m mypy
 
 test: lint
 	@$(BIN)/python -m pytest
