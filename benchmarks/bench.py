@@ -124,14 +124,17 @@ def first_token(case: Case, model: str, home: str | None = None) -> list[float]:
 
 
 def table(cases: list[Case]) -> str:
-    """Medians, and the span from the lowest to the highest where there is more than one figure."""
+    """A Markdown table of medians, with the lowest and the highest where there is more than one figure."""
     header = ["", *(case.name for case in cases), "unit"]
     lines = [header]
     for key, (label, unit) in ROWS.items():
         if any(key in case.samples for case in cases):
             lines.append([label, *(summary(case.samples.get(key, [])) for case in cases), unit])
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )
 
 
 def summary(values: list[float]) -> str:
