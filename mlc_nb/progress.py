@@ -1,0 +1,45 @@
+"""One progress bar, in a notebook or on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["byte_bar"]
+
+_SECONDS_BETWEEN_UPDATES = 0.25
+
+
+@contextlib.contextmanager
+def byte_bar(description: str, *, enabled: bool = True) -> Iterator[Any]:
+    """Show progress in bytes until the block ends, however it ends.
+
+    Parameters
+    ----------
+    description
+        What is being done, in a few words.
+    enabled
+        False shows nothing; the bar can be used all the same.
+
+    Yields
+    ------
+    tqdm.tqdm
+        A bar whose total is unknown; set ``total`` once it is known.
+    """
+    from tqdm.auto import tqdm
+
+    bar = tqdm(
+        desc=description,
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1000,
+        mininterval=_SECONDS_BETWEEN_UPDATES,
+        disable=not enabled,
+    )
+    try:
+        yield bar
+    finally:
+        bar.close()
