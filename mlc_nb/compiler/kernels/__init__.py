@@ -1,0 +1,1 @@
+"""Kernels written in TIR, one package a kind of device."""

@@ -1,0 +1,1 @@
+"""CPU kernels: quantized and float products, paged attention, norms and activations, by ISA level."""

@@ -1,0 +1,286 @@
+"""Attention over paged keys and values.
+
+A page holds 16 tokens of one layer: for each KV head the keys transposed, ``[head_dim, 16]``, so that a vector lane is a
+token and scores need no sum across lanes, then the values, ``[16, head_dim]``, so that a lane is a dimension.
+
+Each query looks at its context in chunks of 256 tokens. A chunk's partial result (running maximum, sum of exponentials,
+weighted values) never depends on the batch, and chunks are merged in order; so a token's result is the same alone and
+in a batch, in a prefill and in a decode, with one thread and with many. Chunks are also what threads share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
+
+from mlc_nb.compiler.kernels.cpu.elementwise import ActivationSink
+from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
+from mlc_nb.compiler.kernels.cpu.vector import VectorCode, build_kernel, parallel_rows
+
+__all__ = ["CHUNK_PAGES", "PAGE_SIZE", "AttentionShape", "attend_chunks", "merge_chunks", "rotate_and_append"]
+
+PAGE_SIZE = 16
+"""Tokens in a page."""
+
+CHUNK_PAGES = 16
+"""Pages in a chunk: partial results cover 256 tokens."""
+
+_CHUNK = PAGE_SIZE * CHUNK_PAGES
+_MASKED = -1e30
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of a model's attention; ``kv_dtype`` is ``float16`` or ``float32``."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    kv_dtype: str
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query_heads // self.kv_heads
+
+    def pages_shape(self, num_pages: Any) -> tuple[Any, ...]:
+        """Shape of the KV pool: ``[layers, pages, key or value, kv_heads, 16 * head_dim]``."""
+        return (self.layers, num_pages, 2, self.kv_heads, PAGE_SIZE * self.head_dim)
+
+
+def rotate_and_append(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
+    """Apply rotary embeddings to queries and keys (halves rotated, as in GPT-NeoX), and write keys and values to pages.
+
+    Arguments: qkv float32 ``[t, (q + 2 * kv heads) * d]``, cosines and sines float32 ``[positions, d / 2]``, positions
+    int32 ``[t]``, sequence of each token int32 ``[t]``, page tables int32 ``[b, chunks, 16]``, the KV pool (written in
+    place), the layer as a scalar, queries out float32 ``[t, q heads, d]``, scaled by ``d ** -0.5``.
+    """
+    code = VectorCode(level.dividing(shape.head_dim // 2))
+    heads, kv_heads, dim, half = shape.query_heads, shape.kv_heads, shape.head_dim, shape.head_dim // 2
+
+    def body() -> None:
+        tokens, batch, chunks, num_pages, rope_positions = (T.int32() for _ in range(5))
+        qkv = T.match_buffer(T.arg("qkv", T.handle()), (tokens, (heads + 2 * kv_heads) * dim), "float32")
+        cosines = T.match_buffer(T.arg("cosines", T.handle()), (rope_positions, half), "float32")
+        sines = T.match_buffer(T.arg("sines", T.handle()), (rope_positions, half), "float32")
+        positions = T.match_buffer(T.arg("positions", T.handle()), (tokens,), "int32")
+        sequences = T.match_buffer(T.arg("sequences", T.handle()), (tokens,), "int32")
+        page_tables = T.match_buffer(T.arg("page_tables", T.handle()), (batch, chunks, CHUNK_PAGES), "int32")
+        pages = T.match_buffer(T.arg("pages", T.handle()), shape.pages_shape(num_pages), shape.kv_dtype)
+        layer = T.arg("layer", T.int32())
+        queries = T.match_buffer(T.arg("queries", T.handle()), (tokens, heads, dim), "float32")
+
+        def rotated(token: Any, position: Any, head_start: Any, at: Any) -> tuple[Any, Any]:
+            low = code.bind(code.load(qkv, token, head_start + at))
+            high = code.bind(code.load(qkv, token, head_start + half + at))
+            cosine = code.bind(code.load(cosines, position, at))
+            sine = code.bind(code.load(sines, position, at))
+            zero = code.splat(0.0)
+            first = code.fma(zero - high, sine, low * cosine)
+            second = code.fma(low, sine, high * cosine)
+            return code.bind(first), code.bind(second)
+
+        def emit(token: Any) -> None:
+            position = T.Bind(positions[token])
+            index = T.Bind(position // PAGE_SIZE)
+            page = T.Bind(page_tables[sequences[token], index // CHUNK_PAGES, index % CHUNK_PAGES])
+            slot = T.Bind(position % PAGE_SIZE)
+            scale = code.splat(dim**-0.5)
+            with T.serial(0, heads) as head, T.serial(0, half // code.lanes) as i:
+                first, second = rotated(token, position, head * dim, i * code.lanes)
+                code.store(queries, first * scale, token, head, i * code.lanes)
+                code.store(queries, second * scale, token, head, half + i * code.lanes)
+            lanes = code.scratch(2 * code.lanes)
+            with T.serial(0, kv_heads) as head:
+                with T.serial(0, half // code.lanes) as i:
+                    first, second = rotated(token, position, (heads + head) * dim, i * code.lanes)
+                    code.store(lanes, first, 0)
+                    code.store(lanes, second, code.lanes)
+                    for lane in range(code.lanes):
+                        for part in range(2):
+                            row = part * half + i * code.lanes + lane
+                            key = T.Cast(shape.kv_dtype, lanes[part * code.lanes + lane])
+                            T.buffer_store(pages, key, [layer, page, 0, head, row * PAGE_SIZE + slot])
+                with T.serial(0, dim // code.lanes) as i:
+                    value = code.load(qkv, token, (heads + kv_heads + head) * dim + i * code.lanes)
+                    value = T.Cast(f"{shape.kv_dtype}x{code.lanes}", value)
+                    code.store(pages, value, layer, page, 1, head, slot * dim + i * code.lanes)
+
+        parallel_rows(tokens, emit)
+
+    return build_kernel(body)
+
+
+def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
+    """Partial attention of each query over each chunk of its context.
+
+    Arguments: queries float32 ``[t, q heads, d]``, positions int32 ``[t]``, sequence of each token int32 ``[t]``, page tables
+    int32 ``[b, chunks, 16]``, the KV pool, the layer as a scalar, partials out float32 ``[t, chunks, q heads, d + 2]``:
+    weighted values, then the maximum and the sum of exponentials. Chunks behind a token's own position stay unwritten.
+    """
+    code = VectorCode(level.dividing(shape.head_dim))
+    heads, kv_heads, dim, group = shape.query_heads, shape.kv_heads, shape.head_dim, shape.group
+    page_vectors = PAGE_SIZE // code.lanes
+    # Weighted sums of as many dimensions as registers hold beside the operands.
+    columns = dim // code.lanes
+    while columns % 2 == 0 and columns * group > 12:
+        columns //= 2
+
+    def body() -> None:
+        tokens, batch, chunks, num_pages = T.int32(), T.int32(), T.int32(), T.int32()
+        queries = T.match_buffer(T.arg("queries", T.handle()), (tokens, heads, dim), "float32")
+        positions = T.match_buffer(T.arg("positions", T.handle()), (tokens,), "int32")
+        sequences = T.match_buffer(T.arg("sequences", T.handle()), (tokens,), "int32")
+        page_tables = T.match_buffer(T.arg("page_tables", T.handle()), (batch, chunks, CHUNK_PAGES), "int32")
+        pages = T.match_buffer(T.arg("pages", T.handle()), shape.pages_shape(num_pages), shape.kv_dtype)
+        layer = T.arg("layer", T.int32())
+        partials = T.match_buffer(T.arg("partials", T.handle()), (tokens, chunks, heads, dim + 2), "float32")
+
+        def kv_vector(page: Any, part: int, head: Any, at: Any) -> Any:
+            value = code.load(pages, layer, page, part, head, at)
+            return code.bind(code.half_to_float(value) if shape.kv_dtype == "float16" else value)
+
+        def emit_chunk(token: Any, chunk: Any, head: Any, position: Any) -> None:
+            start = T.Bind(chunk * _CHUNK)
+            sequence = T.Bind(sequences[token])
+            used = T.Bind(tirx.min(CHUNK_PAGES, (position - start) // PAGE_SIZE + 1))
+            scores = code.scratch(group * _CHUNK)
+            largest = code.scratch(group * code.lanes)
+            for member in range(group):
+                code.store(largest, code.splat(_MASKED), member * code.lanes)
+
+            with T.serial(0, used) as index:
+                page = T.Bind(page_tables[sequence, chunk, index])
+                sums = code.scratch(group * PAGE_SIZE)
+                for i in range(group * page_vectors):
+                    code.store(sums, code.splat(0.0), i * code.lanes)
+                with T.serial(0, dim // 4) as quarter:
+                    totals = [code.load(sums, i * code.lanes) for i in range(group * page_vectors)]
+                    for within in range(4):
+                        row = quarter * 4 + within
+                        keys = [kv_vector(page, 0, head, row * PAGE_SIZE + v * code.lanes) for v in range(page_vectors)]
+                        for member in range(group):
+                            query = code.bind(code.splat(queries[token, head * group + member, row]))
+                            for v in range(page_vectors):
+                                i = member * page_vectors + v
+                                totals[i] = code.bind(code.fma(query, keys[v], totals[i]))
+                    for i, total in enumerate(totals):
+                        code.store(sums, total, i * code.lanes)
+                visible = position - start - index * PAGE_SIZE
+                for v in range(page_vectors):
+                    lane_index = T.ramp(tirx.const(v * code.lanes, "int32"), 1, code.lanes)
+                    for member in range(group):
+                        total = code.load(sums, (member * page_vectors + v) * code.lanes)
+                        score = T.Select(lane_index <= T.broadcast(visible, code.lanes), total, code.splat(_MASKED))
+                        score = code.bind(score)
+                        code.store(scores, score, member * _CHUNK + index * PAGE_SIZE + v * code.lanes)
+                        best = tirx.max(code.load(largest, member * code.lanes), score)
+                        code.store(largest, best, member * code.lanes)
+
+            for member in range(group):
+                query_head = head * group + member
+                top = code.bind(code.reduce([code.load(largest, member * code.lanes)], tirx.max))
+                total = code.scratch(code.lanes)
+                code.store(total, code.splat(0.0), 0)
+                with T.serial(0, used * page_vectors) as i:
+                    at = member * _CHUNK + i * code.lanes
+                    weight = code.bind(code.exp(code.load(scores, at) - code.splat(top)))
+                    code.store(scores, weight, at)
+                    code.store(total, code.load(total, 0) + weight, 0)
+                summed = code.reduce([code.load(total, 0)], lambda a, b: a + b)
+                T.buffer_store(partials, top, [token, chunk, query_head, dim])
+                T.buffer_store(partials, summed, [token, chunk, query_head, dim + 1])
+
+            with T.serial(0, dim // (columns * code.lanes)) as part:
+                sums = code.scratch(group * columns * code.lanes)
+                for i in range(group * columns):
+                    code.store(sums, code.splat(0.0), i * code.lanes)
+                with T.serial(0, used) as index:
+                    page = T.Bind(page_tables[sequence, chunk, index])
+                    with T.serial(0, PAGE_SIZE // 4) as quarter:
+                        totals = [code.load(sums, i * code.lanes) for i in range(group * columns)]
+                        for within in range(4):
+                            slot = quarter * 4 + within
+                            values = [
+                                kv_vector(page, 1, head, slot * dim + (part * columns + c) * code.lanes)
+                                for c in range(columns)
+                            ]
+                            for member in range(group):
+                                at = member * _CHUNK + index * PAGE_SIZE + slot
+                                weight = code.bind(code.splat(scores[at]))
+                                for c in range(columns):
+                                    i = member * columns + c
+                                    totals[i] = code.bind(code.fma(weight, values[c], totals[i]))
+                        for i, total in enumerate(totals):
+                            code.store(sums, total, i * code.lanes)
+                for member in range(group):
+                    for c in range(columns):
+                        value = code.load(sums, (member * columns + c) * code.lanes)
+                        at = (part * columns + c) * code.lanes
+                        code.store(partials, value, token, chunk, head * group + member, at)
+
+        with T.parallel(0, tokens * chunks * kv_heads) as item:
+            place = T.Bind(item // (chunks * kv_heads))
+            # First, last, second, last but one ...: equal shares of the causal triangle for equal ranges of items.
+            token = T.Bind(T.Select(place % 2 == 0, place // 2, tokens - 1 - place // 2))
+            chunk = T.Bind(item // kv_heads % chunks)
+            position = T.Bind(positions[token])
+            with T.If(chunk * _CHUNK <= position), T.Then():
+                emit_chunk(token, chunk, item % kv_heads, position)
+
+    return build_kernel(body)
+
+
+def merge_chunks(level: IsaLevel, shape: AttentionShape, quantize: bool) -> tirx.PrimFunc:
+    """Merge the partial results of a token's chunks, in order.
+
+    Arguments: partials float32 ``[t, chunks, q heads, d + 2]``, positions int32 ``[t]``, output float32 ``[t, q heads * d]`` or
+    quantized.
+    """
+    code = VectorCode(level.dividing(shape.head_dim))
+    heads, dim = shape.query_heads, shape.head_dim
+
+    def body() -> None:
+        tokens, chunks = T.int32(), T.int32()
+        partials = T.match_buffer(T.arg("partials", T.handle()), (tokens, chunks, heads, dim + 2), "float32")
+        positions = T.match_buffer(T.arg("positions", T.handle()), (tokens,), "int32")
+        sink = ActivationSink(code, tokens, heads * dim, quantize)
+
+        def emit(token: Any) -> None:
+            used = T.Bind(positions[token] // _CHUNK + 1)
+            merged = code.scratch(heads * dim)
+            factors = code.scratch(2 * code.lanes)
+            with T.serial(0, heads) as head:
+                running = code.scratch(2)
+                T.buffer_store(running, partials[token, 0, head, dim], [0])
+                T.buffer_store(running, partials[token, 0, head, dim + 1], [1])
+                with T.serial(0, dim // code.lanes) as i:
+                    code.store(merged, code.load(partials, token, 0, head, i * code.lanes), head * dim + i * code.lanes)
+                with T.serial(1, used) as chunk:
+                    top = T.Bind(tirx.max(running[0], partials[token, chunk, head, dim]))
+                    old = code.exp(code.splat(T.Bind(running[0] - top)))
+                    new = code.exp(code.splat(T.Bind(partials[token, chunk, head, dim] - top)))
+                    code.store(factors, old, 0)
+                    code.store(factors, new, code.lanes)
+                    kept = T.Bind(running[1] * factors[0])
+                    added = T.Bind(partials[token, chunk, head, dim + 1] * factors[code.lanes])
+                    T.buffer_store(running, top, [0])
+                    T.buffer_store(running, kept + added, [1])
+                    with T.serial(0, dim // code.lanes) as i:
+                        at = head * dim + i * code.lanes
+                        kept_values = code.bind(code.load(merged, at) * code.load(factors, 0))
+                        chunk_values = code.load(partials, token, chunk, head, i * code.lanes)
+                        code.store(merged, code.fma(chunk_values, code.load(factors, code.lanes), kept_values), at)
+                inverse = T.Bind(T.float32(1) / running[1])
+                with T.serial(0, dim // code.lanes) as i:
+                    at = head * dim + i * code.lanes
+                    code.store(merged, code.load(merged, at) * code.splat(inverse), at)
+            sink.write(token, lambda column: code.load(merged, column))
+
+        parallel_rows(tokens, emit)
+
+    return build_kernel(body)

@@ -1,0 +1,163 @@
+"""Kernels over rows of activations: RMSNorm, gated SiLU, quantization to int8, and embedding look-up.
+
+Quantized activations are int8 in blocks of 32 with a float32 scale ``s = max|x| / 127``; beside it goes ``s * sum(q)``,
+which products with an offset per block (Q4_0, Q4_1) need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
+
+from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
+from mlc_nb.compiler.kernels.cpu.linear import decode_columns, weight_arguments
+from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel, parallel_rows
+from mlc_nb.quantization.packing import BLOCK
+
+__all__ = ["ActivationSink", "embedding_rows", "gated_silu", "quantize_rows", "rms_norm"]
+
+
+class ActivationSink:
+    """Where a kernel leaves a row of activations: as float32, or quantized for the products that read it."""
+
+    def __init__(self, code: VectorCode, rows: Any, columns: int, quantize: bool) -> None:
+        self.code = code
+        self.columns = columns
+        self.quantize = quantize
+        if quantize:
+            self.quants = T.match_buffer(T.arg("quants", T.handle()), (rows, columns // 4), "int32")
+            self.scales = T.match_buffer(T.arg("scales", T.handle()), (rows, columns // BLOCK, 2), "float32")
+        else:
+            self.values = T.match_buffer(T.arg("values", T.handle()), (rows, columns), "float32")
+
+    def write(self, row: Any, value_at: Callable[[Any], Any]) -> None:
+        """Emit the loop that fills one row; ``value_at(column)`` gives a vector that starts at that column."""
+        code = self.code
+        if not self.quantize:
+            with T.serial(0, self.columns // code.lanes) as i:
+                code.store(self.values, value_at(i * code.lanes), row, i * code.lanes)
+            return
+        with T.serial(0, self.columns // BLOCK) as block:
+            vectors = [code.bind(value_at(block * BLOCK + at)) for at in range(0, BLOCK, code.lanes)]
+            magnitudes = [tirx.max(vector, code.splat(0.0) - vector) for vector in vectors]
+            largest = code.bind(code.reduce(magnitudes, tirx.max))
+            inverse = code.bind(T.Select(largest > T.float32(0), T.float32(127) / largest, T.float32(0)))
+            quants = [code.bind(code.round_to_int(vector * code.splat(inverse))) for vector in vectors]
+            for index, quant in enumerate(quants):
+                packed = T.Cast(f"int8x{code.lanes}", quant)
+                words = T.reinterpret(f"int32x{code.lanes // 4}" if code.lanes > 4 else "int32", packed)
+                column = block * 8 + index * code.lanes // 4
+                if code.lanes > 4:
+                    code.store(self.quants, words, row, column, lanes=code.lanes // 4)
+                else:
+                    T.buffer_store(self.quants, words, [row, column])
+            scale = code.bind(largest / T.float32(127))
+            total = code.reduce(quants, lambda a, b: a + b, "int32")
+            T.buffer_store(self.scales, scale, [row, block, 0])
+            T.buffer_store(self.scales, scale * T.Cast("float32", total), [row, block, 1])
+
+
+def rms_norm(level: IsaLevel, columns: int, epsilon: float, quantize: bool, gather: bool) -> tirx.PrimFunc:
+    """``x * weight / sqrt(mean(x**2) + epsilon)`` for each row.
+
+    Arguments: input float32 ``[m, C]``, with ``gather`` row numbers int32 ``[r]`` (only these rows are computed), weight
+    float32 ``[C]``, then the output: float32 ``[m, C]``, or quantized as in the head of this module.
+    """
+    code = VectorCode(level.dividing(columns))
+
+    def body() -> None:
+        m = T.int32()
+        source = T.match_buffer(T.arg("source", T.handle()), (m, columns), "float32")
+        rows = m
+        if gather:
+            rows = T.int32()
+            picked = T.match_buffer(T.arg("picked", T.handle()), (rows,), "int32")
+        weight = T.match_buffer(T.arg("weight", T.handle()), (columns,), "float32")
+        sink = ActivationSink(code, rows, columns, quantize)
+
+        def emit(row: Any) -> None:
+            origin = T.Bind(picked[row]) if gather else row
+            squares = code.scratch(code.lanes)
+            code.store(squares, code.splat(0.0), 0)
+            with T.serial(0, columns // code.lanes) as i:
+                value = code.bind(code.load(source, origin, i * code.lanes))
+                code.store(squares, code.fma(value, value, code.load(squares, 0)), 0)
+            total = code.reduce([code.load(squares, 0)], lambda a, b: a + b)
+            mean = total * T.float32(1.0 / columns) + T.float32(epsilon)
+            scale = code.bind(T.float32(1) / tirx.sqrt(mean))
+            sink.write(
+                row,
+                lambda column: code.load(source, origin, column) * code.splat(scale) * code.load(weight, column),
+            )
+
+        parallel_rows(rows, emit)
+
+    return build_kernel(body)
+
+
+def gated_silu(level: IsaLevel, columns: int, quantize: bool) -> tirx.PrimFunc:
+    """``silu(gate) * up`` where a row of the input is gate then up.
+
+    Arguments: input float32 ``[m, 2 * C]``, then the output: float32 ``[m, C]`` or quantized.
+    """
+    code = VectorCode(level.dividing(columns))
+
+    def body() -> None:
+        m = T.int32()
+        source = T.match_buffer(T.arg("source", T.handle()), (m, 2 * columns), "float32")
+        sink = ActivationSink(code, m, columns, quantize)
+
+        def value_at(row: Any, column: Any) -> Any:
+            gate = code.bind(code.load(source, row, column))
+            sigmoid_inverse = code.splat(1.0) + code.exp(code.splat(0.0) - gate)
+            return gate / sigmoid_inverse * code.load(source, row, columns + column)
+
+        parallel_rows(m, lambda row: sink.write(row, lambda column: value_at(row, column)))
+
+    return build_kernel(body)
+
+
+def quantize_rows(level: IsaLevel, columns: int) -> tirx.PrimFunc:
+    """Quantize rows. Arguments: input float32 ``[m, C]``, then quants and scales."""
+    code = VectorCode(level.dividing(columns))
+
+    def body() -> None:
+        m = T.int32()
+        source = T.match_buffer(T.arg("source", T.handle()), (m, columns), "float32")
+        sink = ActivationSink(code, m, columns, quantize=True)
+        parallel_rows(m, lambda row: sink.write(row, lambda column: code.load(source, row, column)))
+
+    return build_kernel(body)
+
+
+def embedding_rows(level: IsaLevel, block_type: str, rows: int, columns: int) -> tirx.PrimFunc:
+    """Rows of a packed embedding table as float32.
+
+    Arguments: token ids int32 ``[m]`` (each in 0 to N - 1), the packed table, output float32 ``[m, C]``.
+    """
+    code = VectorCode(level)
+
+    def body() -> None:
+        m = T.int32()
+        token_ids = T.match_buffer(T.arg("token_ids", T.handle()), (m,), "int32")
+        table = weight_arguments(block_type, rows, columns)
+        output = T.match_buffer(T.arg("output", T.handle()), (m, columns), "float32")
+        step = BLOCK if block_type.startswith("Q") else 1
+
+        def emit(row: Any) -> None:
+            token = T.Bind(token_ids[row])
+            # The vector that holds the row is decoded whole and one lane of it kept: 16 neighbours share a tile.
+            within = T.Bind(token % ROW_TILE)
+            lanes = code.scratch(code.lanes)
+            with T.serial(0, columns // step) as block:
+                first = within - within % code.lanes
+                for offset, value in decode_columns(code, block_type, table, token // ROW_TILE, block, first, step):
+                    code.store(lanes, value, 0)
+                    T.buffer_store(output, lanes[within % code.lanes], [row, block * step + offset])
+
+        parallel_rows(m, emit)
+
+    return build_kernel(body)

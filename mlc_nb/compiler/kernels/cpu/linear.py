@@ -1,0 +1,227 @@
+"""Products of activations and packed weights: ``output[m, n] = sum_k input[m, k] * weight[n, k]``.
+
+Weights come packed by `mlc_nb.quantization.packing`: 16 output rows side by side, so that a vector lane is an output row
+and no lane is ever summed with another. One register tile is 16 rows by `IsaLevel.token_tile` activations; what remains
+of the activations runs through smaller tiles with the same arithmetic in the same order, block by block along K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
+
+from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
+from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel
+from mlc_nb.quantization.packing import BLOCK, packed_layout
+
+__all__ = ["decode_columns", "float_product", "quantized_product", "weight_arguments"]
+
+_NIBBLES = 0x0F0F0F0F
+
+
+def quantized_product(level: IsaLevel, block_type: str, rows: int, columns: int, residual: bool) -> tirx.PrimFunc:
+    """Product of int8 activations and quantized weights.
+
+    Arguments of the kernel: activations int32 ``[m, K / 4]`` (four int8 each), their scales float32 ``[m, K / 32, 2]``
+    (scale, and scale times the block's sum), the packed weights, with ``residual`` float32 ``[m, N]`` that is added,
+    and the output float32 ``[m, N]``.
+
+    Parameters
+    ----------
+    level
+        The ISA level to emit for.
+    block_type
+        ``Q4_0``, ``Q4_1`` or ``Q8_0``.
+    rows, columns
+        N (a multiple of 16) and K (a multiple of 32).
+    residual
+        Whether the kernel adds a residual.
+    """
+    code = VectorCode(level)
+    blocks = columns // BLOCK
+
+    def body() -> None:
+        m = T.int32()
+        activations = T.match_buffer(T.arg("activations", T.handle()), (m, columns // 4), "int32")
+        scales = T.match_buffer(T.arg("scales", T.handle()), (m, blocks, 2), "float32")
+        weights = weight_arguments(block_type, rows, columns)
+        added = T.match_buffer(T.arg("residual", T.handle()), (m, rows), "float32") if residual else None
+        output = T.match_buffer(T.arg("output", T.handle()), (m, rows), "float32")
+
+        def integer_sums(tile: Any, first: Any, count: int, block: Any) -> list[list[Any]]:
+            sums = [[code.dot_start() for _ in range(code.tile_vectors)] for _ in range(count)]
+
+            def activation(token: int, group: int) -> Any:
+                return code.bind(T.broadcast(activations[first + token, block * 8 + group], code.lanes))
+
+            if block_type == "Q8_0":
+                for vector in range(code.tile_vectors):
+                    groups = [
+                        code.bind(code.load(weights["quants"], tile, block, group, vector * code.lanes))
+                        for group in range(8)
+                    ]
+                    bias = code.dot_bytes_bias(groups)
+                    for token in range(count):
+                        total = code.dot_start()
+                        for group in range(8):
+                            total = code.dot_bytes(total, groups[group], activation(token, group))
+                        sums[token][vector] = code.dot_bytes_finish(total, bias)
+                return sums
+            mask = code.splat(_NIBBLES, "int32")
+            for group in range(4):
+                pairs = [(activation(token, group), activation(token, group + 4)) for token in range(count)]
+                for vector in range(code.tile_vectors):
+                    word = code.bind(code.load(weights["quants"], tile, block, group, vector * code.lanes))
+                    low = code.bind(word & mask)
+                    high = code.bind((word >> code.splat(4, "int32")) & mask)
+                    for token in range(count):
+                        total = code.dot_nibbles(sums[token][vector], low, pairs[token][0])
+                        sums[token][vector] = code.dot_nibbles(total, high, pairs[token][1])
+            return [[code.dot_nibbles_finish(total) for total in vectors] for vectors in sums]
+
+        def accumulate(tile: Any, first: Any, count: int, block: Any, total: Callable[[int, int], Any]) -> list[Any]:
+            sums = integer_sums(tile, first, count, block)
+            results = []
+            for vector in range(code.tile_vectors):
+                at = vector * code.lanes
+                scale = code.bind(code.half_to_float(code.load(weights["scales"], tile, block, at)))
+                offset = None
+                if block_type == "Q4_1":
+                    offset = code.bind(code.half_to_float(code.load(weights["offsets"], tile, block, at)))
+                elif block_type == "Q4_0":
+                    offset = code.bind(scale * code.splat(-8.0))
+                for token in range(count):
+                    value = T.Cast(code.f32, sums[token][vector])
+                    both = scale * code.splat(scales[first + token, block, 0])
+                    value = code.fma(value, both, total(token, vector))
+                    if offset is not None:
+                        value = code.fma(offset, code.splat(scales[first + token, block, 1]), value)
+                    results.append((token, vector, value))
+            return results
+
+        _emit_tiles(code, m, rows, blocks, accumulate, output, added)
+
+    return build_kernel(body)
+
+
+def float_product(level: IsaLevel, block_type: str, rows: int, columns: int, residual: bool) -> tirx.PrimFunc:
+    """Product of float32 activations and weights of any block type, decoded to float32 lane by lane.
+
+    Arguments of the kernel: activations float32 ``[m, K]``, the packed weights, with ``residual`` float32 ``[m, N]``,
+    and the output float32 ``[m, N]``. Parameters as in `quantized_product`; ``block_type`` may also be ``F32``, ``F16``
+    or ``BF16``.
+    """
+    code = VectorCode(level)
+
+    def body() -> None:
+        m = T.int32()
+        activations = T.match_buffer(T.arg("activations", T.handle()), (m, columns), "float32")
+        weights = weight_arguments(block_type, rows, columns)
+        added = T.match_buffer(T.arg("residual", T.handle()), (m, rows), "float32") if residual else None
+        output = T.match_buffer(T.arg("output", T.handle()), (m, rows), "float32")
+        step = BLOCK if block_type.startswith("Q") else 4
+        while columns % step:
+            step //= 2
+
+        def accumulate(tile: Any, first: Any, count: int, block: Any, total: Callable[[int, int], Any]) -> list[Any]:
+            results = []
+            for vector in range(code.tile_vectors):
+                sums = [total(token, vector) for token in range(count)]
+                decoded = decode_columns(code, block_type, weights, tile, block, vector * code.lanes, step)
+                for offset, weight in decoded:
+                    for token in range(count):
+                        value = code.splat(activations[first + token, block * step + offset])
+                        sums[token] = code.bind(code.fma(weight, value, sums[token]))
+                results.extend((token, vector, value) for token, value in enumerate(sums))
+            return results
+
+        _emit_tiles(code, m, rows, columns // step, accumulate, output, added)
+
+    return build_kernel(body)
+
+
+def weight_arguments(block_type: str, rows: int, columns: int) -> dict[str, Any]:
+    return {
+        part.name: T.match_buffer(T.arg(part.name, T.handle()), part.shape, part.dtype)
+        for part in packed_layout(block_type, rows, columns)
+    }
+
+
+def decode_columns(
+    code: VectorCode, block_type: str, weights: dict[str, Any], tile: Any, block: Any, at: int, step: int
+) -> Any:
+    """Yield (column within the step, float32 weights of one vector of rows)."""
+    if not block_type.startswith("Q"):
+        for column in range(step):
+            value = code.load(weights["values"], tile, block * step + column, at)
+            if block_type == "F16":
+                value = code.half_to_float(value)
+            elif block_type == "BF16":
+                value = code.bfloat16_bits_to_float(value)
+            yield column, code.bind(value)
+        return
+    scale = code.bind(code.half_to_float(code.load(weights["scales"], tile, block, at)))
+    if block_type == "Q8_0":
+        for group in range(8):
+            word = code.bind(code.load(weights["quants"], tile, block, group, at))
+            for byte in range(4):
+                quant = (word << code.splat(24 - 8 * byte, "int32")) >> code.splat(24, "int32")
+                yield 4 * group + byte, code.bind(T.Cast(code.f32, quant) * scale)
+        return
+    if block_type == "Q4_1":
+        offset = code.bind(code.half_to_float(code.load(weights["offsets"], tile, block, at)))
+    else:
+        offset = code.bind(scale * code.splat(-8.0))
+    for group in range(4):
+        word = code.bind(code.load(weights["quants"], tile, block, group, at))
+        for byte in range(4):
+            for high in range(2):
+                quant = (word >> code.splat(8 * byte + 4 * high, "int32")) & code.splat(15, "int32")
+                yield 4 * group + byte + 16 * high, code.bind(code.fma(T.Cast(code.f32, quant), scale, offset))
+
+
+def _emit_tiles(
+    code: VectorCode,
+    m: Any,
+    rows: int,
+    steps: int,
+    accumulate: Callable[[Any, Any, int, Any, Callable[[int, int], Any]], list[Any]],
+    output: Any,
+    residual: Any,
+) -> None:
+    """Emit the loops over row tiles (threads), activations (full tiles, then halves) and steps along K."""
+
+    def emit_tile(tile: Any, first: Any, count: int) -> None:
+        totals = code.scratch(count * ROW_TILE)
+
+        def at(token: int, vector: int) -> int:
+            return token * ROW_TILE + vector * code.lanes
+
+        for token in range(count):
+            for vector in range(code.tile_vectors):
+                code.store(totals, code.splat(0.0), at(token, vector))
+        with T.serial(0, steps) as step:
+            for token, vector, value in accumulate(
+                tile, first, count, step, lambda token, vector: code.load(totals, at(token, vector))
+            ):
+                code.store(totals, value, at(token, vector))
+        for token in range(count):
+            for vector in range(code.tile_vectors):
+                value = code.load(totals, at(token, vector))
+                column = tile * ROW_TILE + vector * code.lanes
+                if residual is not None:
+                    value = value + code.load(residual, first + token, column)
+                code.store(output, value, first + token, column)
+
+    with T.parallel(0, rows // ROW_TILE) as tile:
+        count = code.level.token_tile
+        with T.serial(0, m // count) as full:
+            emit_tile(tile, full * count, count)
+        while count > 1:
+            half = count // 2
+            with T.If((m & half) != 0), T.Then():
+                emit_tile(tile, (m // count) * count, half)
+            count = half

@@ -1,0 +1,69 @@
+"""From a module to the two files of a library bundle: passes, code generation, serialisation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tvm
+from tvm import relax
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import spec
+
+from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
+
+__all__ = ["build_library", "target_of"]
+
+
+def target_of(level: IsaLevel) -> tvm.target.Target:
+    """LLVM target of an ISA level."""
+    options: dict[str, object] = {"kind": "llvm", "mtriple": level.triple, "mcpu": level.cpu}
+    if level.features:
+        options["mattr"] = level.features.split(",")
+    return tvm.target.Target(options)
+
+
+def build_library(
+    model: nn.Module, forward_spec: dict[str, spec.Tensor], level: IsaLevel, executable: Path, objects: Path
+) -> None:
+    """Compile ``model.forward`` as function ``forward`` whose last argument is the tuple of parameters.
+
+    Parameters
+    ----------
+    model, forward_spec
+        The module and the arguments of its `forward`.
+    level
+        The ISA level to generate code for.
+    executable, objects
+        Files to write: the VM executable (``.ro``) and the object file with the kernels (``.o``).
+    """
+    signature = {**forward_spec, "$": {"param_mode": "packed", "effect_mode": "none"}}
+    module, _ = model.export_tvm(spec={"forward": signature})
+    target = target_of(level)
+    built = tvm.compile(module, target=target, relax_pipeline=_relax_passes(target))
+    built.mod.write_to_file(str(executable), "ro")
+    (kernels,) = (imported for imported in built.mod.imports if imported.kind == "llvm")
+    kernels.write_to_file(str(objects), "o")
+
+
+def _relax_passes(target: tvm.target.Target) -> tvm.transform.Pass:
+    """Lowering of the graph; our kernels come scheduled, so that nothing is fused or tuned here."""
+    passes = [
+        relax.transform.LegalizeOps(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+        relax.transform.StaticPlanBlockMemory(),
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+        relax.transform.LowerRuntimeBuiltin(),
+        relax.transform.ComputePrimValue(),
+        relax.transform.VMShapeLower(),
+        relax.transform.AttachGlobalSymbol(),
+    ]
+
+    @tvm.transform.module_pass(opt_level=0)
+    def run(module: tvm.ir.IRModule, _context: tvm.transform.PassContext) -> tvm.ir.IRModule:
+        with target:
+            return tvm.transform.Sequential(passes)(module)
+
+    return run

@@ -1,0 +1,226 @@
+"""Layers that the architecture families share: packed products and the forms in which activations reach them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tvm import tirx
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_nb.compiler.kernels.cpu import elementwise, linear
+from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
+from mlc_nb.errors import ModelFormatError
+from mlc_nb.quantization.packing import BLOCK, packed_layout
+from mlc_nb.weights.plan import PackedWeight, SourceRows
+
+__all__ = [
+    "Activations",
+    "Norm",
+    "PackedLinear",
+    "SourceTensor",
+    "StackedLinear",
+    "embed",
+    "gated_silu",
+    "in_forms",
+    "matrix",
+    "vector",
+]
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A matrix of the file: its name, block type, ``rows`` x ``columns``, and how its rows are ordered."""
+
+    name: str
+    block_type: str
+    rows: int
+    columns: int
+    interleaved_heads: int = 0
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Rows of activations in the forms that their readers need; a form that nobody needs is None."""
+
+    values: Tensor | None
+    quants: Tensor | None
+    scales: Tensor | None
+
+
+def _emit(kernel: tirx.PrimFunc, name: str, inputs: list[Tensor], rows: Any, columns: int, quantize: bool) -> list[Tensor]:
+    if not quantize:
+        return [op.tensor_ir_op(kernel, name, inputs, Tensor.placeholder([rows, columns], "float32"))]
+    outputs = [
+        Tensor.placeholder([rows, columns // 4], "int32"),
+        Tensor.placeholder([rows, columns // BLOCK, 2], "float32"),
+    ]
+    return list(op.tensor_ir_op(kernel, f"{name}_int8", inputs, outputs))
+
+
+def in_forms(name: str, build: Any, inputs: list[Tensor], rows: Any, columns: int, readers: StackedLinear) -> Activations:
+    """Run ``build(quantize)`` for each form of its output that ``readers`` need."""
+    values = quants = scales = None
+    if readers.reads_float:
+        (values,) = _emit(build(False), name, inputs, rows, columns, quantize=False)
+    if readers.reads_int8:
+        quants, scales = _emit(build(True), name, inputs, rows, columns, quantize=True)
+    return Activations(values, quants, scales)
+
+
+class PackedLinear(nn.Module):
+    """A product with one packed matrix whose blocks are all of one type."""
+
+    def __init__(self, level: IsaLevel, sources: list[SourceTensor], quantize_activations: bool) -> None:
+        self.level = level
+        self.sources = sources
+        self.block_type = sources[0].block_type
+        self.rows = sum(source.rows for source in sources)
+        self.columns = sources[0].columns
+        self.reads_int8 = quantize_activations and self.block_type.startswith("Q")
+        self.part_names = []
+        for part in packed_layout(self.block_type, self.rows, self.columns):
+            setattr(self, part.name, nn.Parameter(part.shape, part.dtype))
+            self.part_names.append(part.name)
+
+    @property
+    def parts(self) -> list[nn.Parameter]:
+        """The parameters, in the order of the kernels' arguments."""
+        return [getattr(self, name) for name in self.part_names]
+
+    def plan(self, position: dict[int, int]) -> PackedWeight:
+        """How to fill the parameters; ``position`` maps the id of a parameter to its place in the parameter list."""
+        return PackedWeight(
+            parameters={name: position[id(getattr(self, name))] for name in self.part_names},
+            block_type=self.block_type,
+            rows=self.rows,
+            columns=self.columns,
+            sources=tuple(SourceRows(tensor=s.name, rows=s.rows, interleaved_heads=s.interleaved_heads) for s in self.sources),
+        )
+
+    def forward(self, activations: Activations, residual: Tensor | None = None) -> Tensor:
+        """``[m, K] -> float32 [m, N]``, plus the residual if there is one."""
+        extra = [] if residual is None else [residual]
+        if self.reads_int8:
+            assert activations.quants is not None
+            assert activations.scales is not None
+            kernel = _quantized_product(self.level, self.block_type, self.rows, self.columns, bool(extra))
+            inputs, name = [activations.quants, activations.scales], "quantized_product"
+        else:
+            assert activations.values is not None
+            kernel = _float_product(self.level, self.block_type, self.rows, self.columns, bool(extra))
+            inputs, name = [activations.values], "float_product"
+        out = Tensor.placeholder([inputs[0].shape[0], self.rows], "float32")
+        return op.tensor_ir_op(kernel, name, [*inputs, *self.parts, *extra], out)
+
+
+class StackedLinear(nn.Module):
+    """A product with matrices stacked on each other's rows: one product where their blocks are of one type, else several."""
+
+    def __init__(self, level: IsaLevel, sources: list[SourceTensor], quantize_activations: bool) -> None:
+        same = len({source.block_type for source in sources}) == 1
+        groups = [sources] if same else [[source] for source in sources]
+        self.products = nn.ModuleList([PackedLinear(level, group, quantize_activations) for group in groups])
+
+    @property
+    def linears(self) -> list[PackedLinear]:
+        """The products, in the order of their rows."""
+        return list(self.products)
+
+    @property
+    def reads_int8(self) -> bool:
+        """Whether some product reads quantized activations."""
+        return any(product.reads_int8 for product in self.linears)
+
+    @property
+    def reads_float(self) -> bool:
+        """Whether some product reads float32 activations."""
+        return any(not product.reads_int8 for product in self.linears)
+
+    def forward(self, activations: Activations, residual: Tensor | None = None) -> Tensor:
+        """``[m, K] -> float32 [m, N]``; a residual is only taken where there is a single product."""
+        if len(self.linears) == 1:
+            return self.linears[0](activations, residual)
+        assert residual is None
+        return op.concat([product(activations) for product in self.linears], dim=1)
+
+
+class Norm(nn.Module):
+    """RMSNorm whose output comes in the forms that its readers need."""
+
+    def __init__(self, level: IsaLevel, tensor: str, size: int, epsilon: float) -> None:
+        self.level = level
+        self.tensor = tensor
+        self.size = size
+        self.epsilon = epsilon
+        self.weight = nn.Parameter((size,), "float32")
+
+    def forward(self, source: Tensor, readers: StackedLinear, picked: Tensor | None = None) -> Activations:
+        """Normalise all rows of ``source`` float32 ``[m, C]``, or those that ``picked`` int32 ``[r]`` names."""
+        inputs = [source, self.weight] if picked is None else [source, picked, self.weight]
+        rows = (source if picked is None else picked).shape[0]
+
+        def build(quantize: bool) -> tirx.PrimFunc:
+            return _rms_norm(self.level, self.size, self.epsilon, quantize, picked is not None)
+
+        return in_forms("rms_norm", build, inputs, rows, self.size, readers)
+
+
+def embed(level: IsaLevel, table: PackedLinear, token_ids: Tensor) -> Tensor:
+    """Rows of a packed table: int32 ``[t]`` -> float32 ``[t, columns]``."""
+    kernel = _embedding_rows(level, table.block_type, table.rows, table.columns)
+    out = Tensor.placeholder([token_ids.shape[0], table.columns], "float32")
+    return op.tensor_ir_op(kernel, "embedding_rows", [token_ids, *table.parts], out)
+
+
+def gated_silu(level: IsaLevel, gate_up: Tensor, columns: int, readers: StackedLinear) -> Activations:
+    """``silu(gate) * up`` of float32 ``[m, 2 * columns]`` in the forms that its readers need."""
+    return in_forms(
+        "gated_silu", lambda quantize: _gated_silu(level, columns, quantize), [gate_up], gate_up.shape[0], columns, readers
+    )
+
+
+def matrix(tensors: dict[str, tuple[str, tuple[int, ...]]], name: str, rows: int, columns: int, heads: int = 0) -> SourceTensor:
+    """The file's matrix ``name``, checked against the sizes that the hyperparameters call for.
+
+    Raises
+    ------
+    ModelFormatError
+        If it is missing or of another shape.
+    """
+    if name not in tensors:
+        raise ModelFormatError(f"the file has no tensor {name!r}, which its architecture needs; the file is incomplete")
+    block_type, shape = tensors[name]
+    if shape != (rows, columns):
+        raise ModelFormatError(
+            f"tensor {name!r} has shape {list(shape)}, but the file's hyperparameters call for [{rows}, {columns}]"
+        )
+    return SourceTensor(name, block_type, rows, columns, heads)
+
+
+def vector(tensors: dict[str, tuple[str, tuple[int, ...]]], name: str, size: int) -> str:
+    """The name of the file's vector, checked to be there, unquantized and of the right size.
+
+    Raises
+    ------
+    ModelFormatError
+        If it is missing, of another shape, or quantized.
+    """
+    if name not in tensors:
+        raise ModelFormatError(f"the file has no tensor {name!r}, which its architecture needs; the file is incomplete")
+    block_type, shape = tensors[name]
+    if shape != (size,) or block_type not in ("F32", "F16", "BF16"):
+        raise ModelFormatError(
+            f"tensor {name!r} is {block_type} of shape {list(shape)}; its architecture needs {size} unquantized elements"
+        )
+    return name
+
+
+# Layers of equal shape share one kernel object, so that each is built once.
+_quantized_product = cache(linear.quantized_product)
+_float_product = cache(linear.float_product)
+_rms_norm = cache(elementwise.rms_norm)
+_gated_silu = cache(elementwise.gated_silu)
+_embedding_rows = cache(elementwise.embedding_rows)

@@ -1,0 +1,345 @@
+"""The Llama family as GGUF files hold it (architecture ``llama``: Llama, SmolLM, Mistral, TinyLlama and others).
+
+Tensor names and hyperparameter keys follow the GGUF specification; parameter roles follow section 6 of the MLC formats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from tvm import tirx
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_nb.compiler.kernels.cpu import attention
+from mlc_nb.compiler.kernels.cpu.attention import CHUNK_PAGES, PAGE_SIZE, AttentionShape
+from mlc_nb.compiler.kernels.cpu.isa import IsaLevel, isa_level
+from mlc_nb.errors import ModelFormatError
+from mlc_nb.models.layers import Norm, PackedLinear, SourceTensor, StackedLinear, embed, gated_silu, in_forms, matrix, vector
+from mlc_nb.weights.plan import CompileRequest, LibraryMetadata, RopeTable, VectorWeight
+
+__all__ = ["LlamaConfig", "LlamaForCausalLM", "build"]
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes of a model, from the ``llama.*`` keys and the tensors of a GGUF file."""
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_window_size: int
+    rms_norm_epsilon: float
+    rope: RopeTable
+
+    @classmethod
+    def from_request(cls, request: CompileRequest) -> LlamaConfig:
+        """Read and check the hyperparameters.
+
+        Raises
+        ------
+        ModelFormatError
+            If a key is missing, has an impossible value, or asks for a variant that is not supported (mixture of
+            experts, partial rotary embeddings, YaRN); the message names the key.
+        """
+        keys = _Keys(request.hyperparameters)
+        if keys.integer("expert_count", 0):
+            raise ModelFormatError("the model is a mixture of experts (llama.expert_count), which is not supported yet")
+        heads = keys.integer("attention.head_count")
+        hidden = keys.integer("embedding_length")
+        kv_heads = keys.integer("attention.head_count_kv", heads)
+        head_dim = keys.integer("attention.key_length", hidden // heads if heads else 0)
+        if heads < 1 or kv_heads < 1 or heads % kv_heads or head_dim % 8 or head_dim < 8:
+            raise ModelFormatError(
+                f"impossible attention sizes: {heads} heads, {kv_heads} KV heads, head size {head_dim}; KV heads must divide "
+                "the heads, and the head size must be a multiple of 8"
+            )
+        rotated = keys.integer("rope.dimension_count", head_dim)
+        if rotated != head_dim:
+            raise ModelFormatError(f"rotary embeddings over {rotated} of {head_dim} dimensions are not supported yet")
+        scaling = keys.text("rope.scaling.type", "none")
+        if scaling not in ("none", "linear"):
+            raise ModelFormatError(f"rotary scaling of type {scaling!r} (llama.rope.scaling.type) is not supported yet")
+        scale = keys.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+        factors = vector(request.tensors, _ROPE_FACTORS, head_dim // 2) if _ROPE_FACTORS in request.tensors else None
+        if "token_embd.weight" not in request.tensors:
+            raise ModelFormatError("the file has no tensor 'token_embd.weight', the embedding; the file is incomplete")
+        return cls(
+            layers=keys.integer("block_count"),
+            hidden_size=hidden,
+            intermediate_size=keys.integer("feed_forward_length"),
+            query_heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=request.tensors["token_embd.weight"][1][0],
+            context_window_size=keys.integer("context_length"),
+            rms_norm_epsilon=keys.number("attention.layer_norm_rms_epsilon"),
+            rope=RopeTable(dim=head_dim, base=keys.number("rope.freq_base", 10000.0), scale=scale, factors=factors),
+        )
+
+
+_ROPE_FACTORS = "rope_freqs.weight"
+
+# Layers share one kernel object each, so that each kernel is built once.
+_rotate_and_append = cache(attention.rotate_and_append)
+_attend_chunks = cache(attention.attend_chunks)
+_merge_chunks = cache(attention.merge_chunks)
+
+
+class _Keys:
+    """Typed look-up of hyperparameters with errors that name the key."""
+
+    def __init__(self, values: dict[str, int | float | str | bool]) -> None:
+        self.values = values
+
+    def _get(self, key: str, default: int | float | str | None) -> int | float | str | bool:
+        value = self.values.get(key, default)
+        if value is None:
+            raise ModelFormatError(f"the file's metadata lacks llama.{key}; the file is incomplete")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise ModelFormatError(f"llama.{key} is {value!r}; it must be a whole number from 0 to 2147483647")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool | str) or not 0 < value < 1e30:
+            raise ModelFormatError(f"llama.{key} is {value!r}; it must be a positive number")
+        return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise ModelFormatError(f"llama.{key} is {value!r}; it must be a string")
+        return value
+
+
+class LlamaLayer(nn.Module):
+    """One transformer block: attention and gated MLP, each behind an RMSNorm and added to the residual stream."""
+
+    def __init__(self, config: LlamaConfig, request: CompileRequest, level: IsaLevel, shape: AttentionShape, index: int) -> None:
+        tensors, prefix = request.tensors, f"blk.{index}."
+        quantize = request.activation_dtype == "int8"
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+
+        def source(name: str, rows: int, columns: int, heads: int = 0) -> SourceTensor:
+            return matrix(tensors, f"{prefix}{name}.weight", rows, columns, heads)
+
+        def linear(*sources: SourceTensor) -> StackedLinear:
+            return StackedLinear(level, list(sources), quantize)
+
+        def norm(name: str) -> Norm:
+            return Norm(level, vector(tensors, f"{prefix}{name}.weight", hidden), hidden, config.rms_norm_epsilon)
+
+        self.level, self.shape, self.index, self.inner = level, shape, index, inner
+        self.input_layernorm = norm("attn_norm")
+        self.qkv_proj = linear(
+            source("attn_q", config.query_heads * dim, hidden, config.query_heads),
+            source("attn_k", config.kv_heads * dim, hidden, config.kv_heads),
+            source("attn_v", config.kv_heads * dim, hidden),
+        )
+        self.o_proj = linear(source("attn_output", hidden, config.query_heads * dim))
+        self.post_attention_layernorm = norm("ffn_norm")
+        self.gate_up_proj = linear(source("ffn_gate", inner, hidden), source("ffn_up", inner, hidden))
+        self.down_proj = linear(source("ffn_down", hidden, inner))
+
+    def forward(self, stream: Tensor, context: StepContext, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Residual stream float32 ``[t, hidden]`` and the KV pool, to the same."""
+        shape, level = self.shape, self.level
+        tokens, chunks = stream.shape[0], context.page_tables.shape[1]
+        qkv = self.qkv_proj(self.input_layernorm(stream, self.qkv_proj))
+        pages, queries = op.tensor_ir_inplace_op(
+            _rotate_and_append(level, shape),
+            "rotate_and_append",
+            [
+                qkv,
+                context.cosines,
+                context.sines,
+                context.positions,
+                context.sequences,
+                context.page_tables,
+                pages,
+                tirx.const(self.index, "int32"),
+            ],
+            [6, -1],
+            [
+                Tensor.placeholder(pages.shape, shape.kv_dtype),
+                Tensor.placeholder([tokens, shape.query_heads, shape.head_dim], "float32"),
+            ],
+        )
+        partials = op.tensor_ir_op(
+            _attend_chunks(level, shape),
+            "attend_chunks",
+            [queries, context.positions, context.sequences, context.page_tables, pages, tirx.const(self.index, "int32")],
+            Tensor.placeholder([tokens, chunks, shape.query_heads, shape.head_dim + 2], "float32"),
+        )
+        attended = in_forms(
+            "merge_chunks",
+            lambda quantize: _merge_chunks(level, shape, quantize),
+            [partials, context.positions],
+            tokens,
+            shape.query_heads * shape.head_dim,
+            self.o_proj,
+        )
+        stream = self.o_proj(attended, stream)
+        gate_up = self.gate_up_proj(self.post_attention_layernorm(stream, self.gate_up_proj))
+        return self.down_proj(gated_silu(level, gate_up, self.inner, self.down_proj), stream), pages
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What every layer of a step reads beside the residual stream."""
+
+    positions: Tensor
+    sequences: Tensor
+    page_tables: Tensor
+    cosines: Tensor
+    sines: Tensor
+
+
+class LlamaForCausalLM(nn.Module):
+    """A whole model whose `forward` runs one step over any mixture of prefill chunks and decodes."""
+
+    def __init__(self, config: LlamaConfig, request: CompileRequest) -> None:
+        level = isa_level(request.isa)
+        quantize = request.activation_dtype == "int8"
+        self.config = config
+        self.level = level
+        self.shape = AttentionShape(
+            layers=config.layers,
+            query_heads=config.query_heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            kv_dtype="float16" if quantize and level.hardware_half else "float32",
+        )
+        tensors = request.tensors
+        table = matrix(tensors, "token_embd.weight", config.vocab_size, config.hidden_size)
+        tied = "output.weight" not in tensors
+        head = table if tied else matrix(tensors, "output.weight", config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            [LlamaLayer(config, request, level, self.shape, index) for index in range(config.layers)]
+        )
+        output_norm = vector(tensors, "output_norm.weight", config.hidden_size)
+        self.norm = Norm(level, output_norm, config.hidden_size, config.rms_norm_epsilon)
+        self.lm_head = StackedLinear(level, [head], quantize)
+        if not tied:
+            self.embed_tokens = PackedLinear(level, [table], quantize)
+
+    @property
+    def embedding_table(self) -> PackedLinear:
+        """The embedding: a matrix of its own, or the output head's."""
+        return getattr(self, "embed_tokens", self.lm_head.linears[0])
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        sequences: Tensor,
+        page_tables: Tensor,
+        logit_rows: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        pages: Tensor,
+    ) -> Tensor:
+        """Run one step.
+
+        Parameters
+        ----------
+        token_ids, positions, sequences
+            int32 ``[t]``: the new tokens, the position of each in its sequence, and its row in ``page_tables``.
+        page_tables
+            int32 ``[b, chunks, 16]``.
+        logit_rows
+            int32 ``[r]``: tokens of which logits are wanted.
+        cosines, sines
+            float32 ``[positions, head_dim / 2]``.
+        pages
+            The KV pool, written in place.
+
+        Returns
+        -------
+        Tensor
+            Logits, float32 ``[r, vocab]``.
+        """
+        context = StepContext(positions, sequences, page_tables, cosines, sines)
+        stream = embed(self.level, self.embedding_table, token_ids)
+        for layer in self.layers:
+            stream, pages = layer(stream, context, pages)
+        return self.lm_head(self.norm(stream, self.lm_head, picked=logit_rows))
+
+    def forward_spec(self) -> dict[str, nn.spec.Tensor]:
+        """Shapes and dtypes of the arguments of `forward`."""
+        half = self.config.head_dim // 2
+        return {
+            "token_ids": nn.spec.Tensor(["tokens"], "int32"),
+            "positions": nn.spec.Tensor(["tokens"], "int32"),
+            "sequences": nn.spec.Tensor(["tokens"], "int32"),
+            "page_tables": nn.spec.Tensor(["batch", "chunks", CHUNK_PAGES], "int32"),
+            "logit_rows": nn.spec.Tensor(["rows"], "int32"),
+            "cosines": nn.spec.Tensor(["rope_positions", half], "float32"),
+            "sines": nn.spec.Tensor(["rope_positions", half], "float32"),
+            "pages": nn.spec.Tensor(list(self.shape.pages_shape("num_pages")), self.shape.kv_dtype),
+        }
+
+    def norms(self) -> list[Norm]:
+        """Every norm of the model."""
+        return [n for layer in self.layers for n in (layer.input_layernorm, layer.post_attention_layernorm)] + [self.norm]
+
+    def matrices(self) -> list[PackedLinear]:
+        """Every packed matrix of the model, each once."""
+        stacks = [s for layer in self.layers for s in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)]
+        found = [product for stack in [*stacks, self.lm_head] for product in stack.linears]
+        return found if self.embedding_table in found else [*found, self.embedding_table]
+
+
+def build(request: CompileRequest) -> tuple[LlamaForCausalLM, LibraryMetadata]:
+    """Build the module and say what a runtime must know of it.
+
+    Raises
+    ------
+    ModelFormatError
+        If the file's hyperparameters or tensors do not make a model of this family.
+    """
+    config = LlamaConfig.from_request(request)
+    model = LlamaForCausalLM(config, request)
+    position = {id(parameter): index for index, (_, parameter) in enumerate(model.named_parameters())}
+    matrices = tuple(linear.plan(position) for linear in model.matrices())
+    vectors = tuple(
+        VectorWeight(parameter=position[id(norm.weight)], tensor=norm.tensor, size=norm.size) for norm in model.norms()
+    )
+    used = {source.tensor for entry in matrices for source in entry.sources} | {entry.tensor for entry in vectors}
+    unused = sorted(set(request.tensors) - used - {_ROPE_FACTORS})
+    if unused:
+        shown = ", ".join(unused[:5])
+        raise ModelFormatError(
+            f"the file has tensors that this version does not know for the Llama family ({shown}); "
+            "running without them would give wrong answers"
+        )
+    metadata = LibraryMetadata(
+        format_version=1,
+        architecture=request.architecture,
+        isa=request.isa,
+        activation_dtype=request.activation_dtype,
+        vocab_size=config.vocab_size,
+        context_window_size=config.context_window_size,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        query_heads=config.query_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        kv_dtype=model.shape.kv_dtype,
+        page_size=PAGE_SIZE,
+        chunk_pages=CHUNK_PAGES,
+        rope=config.rope,
+        vectors=vectors,
+        matrices=matrices,
+    )
+    return model, metadata
