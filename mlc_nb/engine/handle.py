@@ -1,0 +1,185 @@
+"""What the sync and the async engine share: arguments, the core, and requests up to the stream of deltas."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mlc_nb.engine import prepare
+from mlc_nb.engine.provider import acquire_core
+from mlc_nb.engine.responses import ChatResponder, CompletionResponder, Responder
+from mlc_nb.errors import BadRequestError
+from mlc_nb.protocol.common import short_repr
+from mlc_nb.protocol.engine_config import EngineConfig, resolve_engine_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from mlc_nb.engine.core import EngineCore
+    from mlc_nb.engine.stream import RequestStream
+    from mlc_nb.protocol.chat import ChatCompletionChunk, ChatCompletionResponse
+    from mlc_nb.protocol.completions import CompletionResponse
+
+__all__ = ["AsyncChunkStream", "ChunkStream", "EngineHandle"]
+
+ChunkT = TypeVar("ChunkT")
+
+
+class EngineHandle:
+    """Holds a reference to an engine core, nothing else; see `MLCEngine` for the parameters."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        device: str = "auto",
+        *,
+        model_lib: str | os.PathLike[str] | None = None,
+        mode: str = "local",
+        engine_config: EngineConfig | Mapping[str, Any] | None = None,
+        enable_tracing: bool = False,
+    ) -> None:
+        if enable_tracing is not False:
+            raise BadRequestError("enable_tracing is not supported yet: leave it out.")
+        if not isinstance(device, str) or not device:
+            raise BadRequestError(f"device must be a string such as 'auto' or 'cpu', got {short_repr(device)}.")
+        config = resolve_engine_config(
+            engine_config,
+            model=_as_text("model", model),
+            model_lib=_as_text("model_lib", model_lib),
+            mode=mode,
+        )
+        if config.model is None:
+            from mlc_nb.weights.source import DEFAULT_MODEL
+
+            config = config.model_copy(update={"model": DEFAULT_MODEL})
+        assert config.model is not None  # set just above
+        self.model: str = config.model
+        self.device = device
+        self._core = acquire_core(config.model, device, config.model_lib, config)
+        self._model_names = frozenset({config.model, self._core.model.model_id})
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine core, which other handles may share."""
+        return self._core
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration that the core runs with."""
+        return self._core.config
+
+    def terminate(self) -> None:
+        """Abort all requests in flight, release the model's memory and end the engine thread, within 2 s.
+
+        Every later call raises EngineTerminatedError, but for `terminate`, which does nothing. Engines that share the
+        core (the same model and configuration in one process) end with it.
+        """
+        self._core.terminate()
+
+    def _submit_chat(
+        self, fields: dict[str, Any], request_id: object, extra_body: object
+    ) -> tuple[RequestStream, Responder[ChatCompletionChunk, ChatCompletionResponse]]:
+        model = self._core.model
+        request = prepare.chat_request(prepare.request_fields(fields, extra_body), self._model_names)
+        generation = prepare.prepare_chat(model, request, request_id)
+        return self._core.submit(generation), ChatResponder(request, generation, model)
+
+    def _submit_completion(
+        self, fields: dict[str, Any], request_id: object, extra_body: object
+    ) -> tuple[RequestStream, Responder[CompletionResponse, CompletionResponse]]:
+        model = self._core.model
+        request = prepare.completion_request(prepare.request_fields(fields, extra_body), self._model_names)
+        generation = prepare.prepare_completion(model, request, request_id)
+        prompt = request.prompt
+        prompt_text = prompt if isinstance(prompt, str) else model.tokenizer.decode(list(prompt))
+        return self._core.submit(generation), CompletionResponder(request, generation, model, prompt_text)
+
+
+def _as_text(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise BadRequestError(f"{name} must be a name or a path, got {short_repr(value)}.")
+    return os.fsdecode(value)
+
+
+class ChunkStream(Generic[ChunkT]):
+    """The chunks of one answer, to iterate over once.
+
+    Leaving it early (``close``, the end of a ``with`` block, dropping it, Ctrl-C) aborts the request. Several threads
+    may read from it; each chunk goes to one of them.
+    """
+
+    def __init__(self, deltas: RequestStream, responder: Responder[ChunkT, object]) -> None:
+        self._deltas = deltas
+        self._responder = responder
+        self._ready: list[ChunkT] = []
+        self._lock = threading.Lock()
+
+    @property
+    def request_id(self) -> str:
+        """The id to give to ``engine.abort``."""
+        return self._deltas.request_id
+
+    def __iter__(self) -> ChunkStream[ChunkT]:
+        return self
+
+    def __next__(self) -> ChunkT:
+        with self._lock:
+            try:
+                if not self._ready:
+                    self._ready = self._responder.chunks(next(self._deltas))
+                return self._ready.pop(0)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Abort the request unless it has ended, and end the stream."""
+        self._deltas.close()
+        self._ready = []
+
+    def __enter__(self) -> ChunkStream[ChunkT]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncChunkStream(Generic[ChunkT]):
+    """The chunks of one answer, for one ``async for``; leaving it early or cancelling its task aborts the request."""
+
+    def __init__(self, deltas: RequestStream, responder: Responder[ChunkT, object]) -> None:
+        self._deltas = deltas
+        self._responder = responder
+        self._ready: list[ChunkT] = []
+
+    @property
+    def request_id(self) -> str:
+        """The id to give to ``engine.abort``."""
+        return self._deltas.request_id
+
+    def __aiter__(self) -> AsyncChunkStream[ChunkT]:
+        return self
+
+    async def __anext__(self) -> ChunkT:
+        if not self._ready:
+            self._ready = self._responder.chunks(await anext(self._deltas))
+        return self._ready.pop(0)
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended, and end the stream."""
+        self._deltas.close()
+        self._ready = []
+
+    async def __aenter__(self) -> AsyncChunkStream[ChunkT]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,99 @@
+"""Counts and times of the engine and of one request; every number is measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+from mlc_nb.protocol.responses import Usage
+
+__all__ = ["EngineMetrics", "RequestTimes"]
+
+
+@dataclass(slots=True)
+class EngineMetrics:
+    """Sums since the engine was made or reset.
+
+    Attributes
+    ----------
+    prefill_tokens, decode_tokens
+        Tokens that went through the model as parts of prompts, and one by one.
+    prefill_time_s, decode_time_s
+        Seconds in steps with any prompt tokens, and in steps without.
+    finished_requests, aborted_requests, failed_requests
+        How the requests so far ended.
+    running_requests, waiting_requests
+        Requests that hold KV pages now, and requests in line.
+    free_pages, total_pages
+        KV pages.
+    preemptions
+        How often a request gave its pages back to one that came before it, to be computed again.
+    last_finished_request
+        The ``usage.extra`` of the request that finished last.
+    """
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefill_time_s: float = 0.0
+    decode_time_s: float = 0.0
+    finished_requests: int = 0
+    aborted_requests: int = 0
+    failed_requests: int = 0
+    running_requests: int = 0
+    waiting_requests: int = 0
+    free_pages: int = 0
+    total_pages: int = 0
+    preemptions: int = 0
+    last_finished_request: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all values by name."""
+        return asdict(self)
+
+    def record_step(self, num_prefill_tokens: int, num_decode_tokens: int, seconds: float) -> None:
+        """Count one step of the model."""
+        self.steps += 1
+        self.prefill_tokens += num_prefill_tokens
+        self.decode_tokens += num_decode_tokens
+        if num_prefill_tokens:
+            self.prefill_time_s += seconds
+        else:
+            self.decode_time_s += seconds
+
+
+class RequestTimes:
+    """When a request was submitted, first ran, gave its first token and ended, in `perf_counter` seconds."""
+
+    def __init__(self) -> None:
+        self.submitted = perf_counter()
+        self.first_step: float | None = None
+        self.first_token: float | None = None
+
+    def usage(self, prompt_tokens: int, completion_tokens: int) -> Usage:
+        """Return the usage of a request that ends now."""
+        now = perf_counter()
+        first_token = self.first_token if self.first_token is not None else now
+        first_step = self.first_step if self.first_step is not None else now
+        decode_tokens = max(completion_tokens - 1, 0)
+        decode_seconds = now - first_token
+        decodes = decode_tokens > 0 and decode_seconds > 0
+        extra = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "prefill_tokens": prompt_tokens,
+            "decode_tokens": decode_tokens,
+            "jump_forward_tokens": 0,
+            "prefill_tokens_per_s": prompt_tokens / max(first_token - first_step, 1e-9),
+            "decode_tokens_per_s": decode_tokens / decode_seconds if decodes else None,
+            "ttft_s": first_token - self.submitted,
+            "inter_token_latency_s": decode_seconds / decode_tokens if decodes else None,
+            "end_to_end_latency_s": now - self.submitted,
+        }
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            extra=extra,
+        )

@@ -1,0 +1,58 @@
+"""Sizes prefill chunks by time, from the rates that were measured."""
+
+from __future__ import annotations
+
+__all__ = ["PrefillPacer"]
+
+FIRST_CHUNK = 64
+SMALLEST_CHUNK = 8
+# A signal is handled only between native calls, so a call lasts at most about 0.3 s: aim below it.
+ALONE_SECONDS = 0.25
+# New measurements count this much against old ones.
+WEIGHT = 0.3
+
+
+class PrefillPacer:
+    """Chooses how many prompt tokens the next step takes.
+
+    Alone, a chunk lasts about a quarter of a second. Beside running decodes it may double the time of their step, so
+    that a long prompt never stalls them.
+
+    Parameters
+    ----------
+    largest_chunk
+        Most prompt tokens in one step, whatever the rates.
+    """
+
+    def __init__(self, largest_chunk: int) -> None:
+        self._largest_chunk = largest_chunk
+        self._seconds_per_token: float | None = None
+        self._decode_seconds: float | None = None
+
+    def chunk_size(self, num_decoding: int) -> int:
+        """Return the most prompt tokens for a step in which ``num_decoding`` sequences decode."""
+        if self._seconds_per_token is None:
+            chunk = FIRST_CHUNK
+        elif num_decoding and self._decode_seconds is not None:
+            chunk = int(min(self._decode_seconds, ALONE_SECONDS) / self._seconds_per_token)
+        else:
+            chunk = int(ALONE_SECONDS / self._seconds_per_token)
+        return max(1, min(max(chunk, SMALLEST_CHUNK), self._largest_chunk))
+
+    def record(self, num_prefill_tokens: int, num_decoding: int, seconds: float) -> None:
+        """Learn from a step that took ``seconds``."""
+        if not num_prefill_tokens:
+            self._decode_seconds = _blend(self._decode_seconds, seconds)
+            return
+        if num_decoding:
+            # At least a tenth is the prefill's: the decode time is an estimate and must not eat all of it.
+            seconds = max(seconds - (self._decode_seconds or 0.0), 0.1 * seconds)
+        measured = max(seconds, 1e-6) / num_prefill_tokens
+        # A few tokens cost nearly as much as many, so a small chunk alone says little: it may not double the estimate.
+        if self._seconds_per_token is not None and num_prefill_tokens < SMALLEST_CHUNK:
+            measured = min(measured, 2 * self._seconds_per_token)
+        self._seconds_per_token = _blend(self._seconds_per_token, measured)
+
+
+def _blend(old: float | None, new: float) -> float:
+    return new if old is None else old + WEIGHT * (new - old)

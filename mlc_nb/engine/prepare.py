@@ -1,0 +1,153 @@
+"""From an OpenAI-shaped request to prompt tokens and a generation request."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlc_nb.engine.generation import GenerationRequest
+from mlc_nb.errors import BadRequestError
+from mlc_nb.protocol.chat import ChatCompletionRequest
+from mlc_nb.protocol.common import short_repr, validate
+from mlc_nb.protocol.completions import CompletionRequest
+from mlc_nb.runtime.sampler import SamplingState
+
+if TYPE_CHECKING:
+    from mlc_nb.engine.model import LoadedModel
+    from mlc_nb.protocol.sampling import GenerationFields
+
+__all__ = ["chat_request", "completion_request", "prepare_chat", "prepare_completion", "request_fields"]
+
+
+def request_fields(fields: Mapping[str, Any], extra_body: object) -> dict[str, Any]:
+    """Join the keyword arguments of a ``create`` call with its ``extra_body``.
+
+    Raises
+    ------
+    BadRequestError
+        ``extra_body`` is no mapping or repeats an argument.
+    """
+    if extra_body is None:
+        return dict(fields)
+    if not isinstance(extra_body, Mapping):
+        raise BadRequestError(f"Invalid request: extra_body must be a dict of fields, got {short_repr(extra_body)}.")
+    twice = sorted(str(name) for name in extra_body if name in fields)
+    if twice:
+        raise BadRequestError(f"Invalid request: {', '.join(twice)} is given twice, also in extra_body.")
+    return {**fields, **extra_body}
+
+
+def chat_request(fields: Mapping[str, Any], model_names: frozenset[str]) -> ChatCompletionRequest:
+    """Check the fields of a chat request; raises BadRequestError."""
+    request = validate(ChatCompletionRequest, fields, subject="chat request")
+    _check_model_name(request, model_names)
+    return request
+
+
+def completion_request(fields: Mapping[str, Any], model_names: frozenset[str]) -> CompletionRequest:
+    """Check the fields of a completion request; raises BadRequestError."""
+    request = validate(CompletionRequest, fields, subject="completion request")
+    _check_model_name(request, model_names)
+    return request
+
+
+def prepare_chat(model: LoadedModel, request: ChatCompletionRequest, request_id: object = None) -> GenerationRequest:
+    """Render the messages with the model's template and encode them.
+
+    Raises
+    ------
+    BadRequestError
+        The model has no chat template, the template refuses the messages, or a field does not suit the model.
+    """
+    if model.chat_template is None:
+        raise BadRequestError(
+            f"The model {model.model_id} has no chat template, so it cannot chat: use completions.create(prompt=...)."
+        )
+    rendered = model.chat_template.render([message.for_template() for message in request.messages])
+    token_ids = model.tokenizer.encode(rendered, add_special_tokens=False).ids
+    if model.add_bos and model.bos_token_id is not None and token_ids[:1] != [model.bos_token_id]:
+        token_ids = [model.bos_token_id, *token_ids]
+    return GenerationRequest(
+        request_id=_request_id(request_id, "chatcmpl"),
+        prompt_token_ids=_checked_prompt(model, token_ids, "messages"),
+        sampling=_sampling(model, request, logprobs=bool(request.logprobs), top_logprobs=request.top_logprobs or 0),
+        max_tokens=request.token_limit,
+        stop_strings=request.stop,
+        stop_token_ids=_stop_token_ids(model, request),
+    )
+
+
+def prepare_completion(model: LoadedModel, request: CompletionRequest, request_id: object = None) -> GenerationRequest:
+    """Encode the prompt as it is, with no BOS token in front.
+
+    Raises
+    ------
+    BadRequestError
+        A field does not suit the model, such as a token id that is not in its vocabulary.
+    """
+    prompt = request.prompt
+    token_ids = prompt if isinstance(prompt, tuple) else model.tokenizer.encode(prompt, add_special_tokens=False).ids
+    return GenerationRequest(
+        request_id=_request_id(request_id, "cmpl"),
+        prompt_token_ids=_checked_prompt(model, token_ids, "prompt"),
+        sampling=_sampling(model, request, logprobs=request.logprobs is not None, top_logprobs=request.logprobs or 0),
+        max_tokens=request.max_tokens,
+        stop_strings=request.stop,
+        stop_token_ids=_stop_token_ids(model, request),
+        continues_text=True,
+    )
+
+
+def _check_model_name(request: GenerationFields, model_names: frozenset[str]) -> None:
+    if request.model is not None and request.model not in model_names:
+        raise BadRequestError(
+            f"Invalid request: model is {request.model!r}, but this engine's is "
+            f"{' or '.join(sorted(map(repr, model_names)))}: leave model out, or make an engine for the other model."
+        )
+
+
+def _request_id(given: object, prefix: str) -> str:
+    if given is None:
+        return f"{prefix}-{uuid.uuid4().hex}"
+    if not isinstance(given, str) or not given:
+        raise BadRequestError(f"Invalid request: request_id must be a string, got {short_repr(given)}.")
+    return given
+
+
+def _checked_prompt(model: LoadedModel, token_ids: list[int] | tuple[int, ...], field: str) -> tuple[int, ...]:
+    if not token_ids:
+        raise BadRequestError(f"Invalid request: {field} encodes to no tokens at all: give some text.")
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < model.vocab_size:
+            raise BadRequestError(
+                f"Invalid request: {field}[{index}] is the token id {token_id}, but the vocabulary of "
+                f"{model.model_id} has the ids 0 to {model.vocab_size - 1}."
+            )
+    return tuple(token_ids)
+
+
+def _sampling(model: LoadedModel, request: GenerationFields, *, logprobs: bool, top_logprobs: int) -> SamplingState:
+    unknown = [token_id for token_id in request.logit_bias if token_id >= model.vocab_size]
+    if unknown:
+        raise BadRequestError(
+            f"Invalid request: logit_bias names the token id {unknown[0]}, but the vocabulary of {model.model_id} has "
+            f"the ids 0 to {model.vocab_size - 1}."
+        )
+    return SamplingState(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=request.top_k or 0,
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        logit_bias=request.logit_bias,
+        seed=request.seed,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+    )
+
+
+def _stop_token_ids(model: LoadedModel, request: GenerationFields) -> frozenset[int]:
+    return frozenset() if request.ignores_eos else model.stop_token_ids

@@ -1,0 +1,191 @@
+"""What leaves the engine thread: deltas of one answer, and the stream that other threads read them from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mlc_nb.errors import EngineTerminatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mlc_nb.protocol.responses import Usage
+
+__all__ = ["FinishReason", "Outbox", "RequestStream", "StreamDelta", "TokenChance", "TokenLogprobs"]
+
+FinishReason = Literal["stop", "length"]
+
+# Python runs signal handlers between waits, so a Ctrl-C lands within one of them.
+WAIT_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChance:
+    """A token, its text and bytes, and its log probability."""
+
+    token_id: int
+    token: str
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The chosen token, the likeliest ones in its place, and where its text begins in the answer."""
+
+    chosen: TokenChance
+    top: tuple[TokenChance, ...]
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDelta:
+    """The next piece of an answer.
+
+    Attributes
+    ----------
+    text
+        Whole characters that can no longer be a part of a stop string; may be empty.
+    token_ids
+        The tokens whose text is complete with this piece.
+    logprobs
+        One entry for each of ``token_ids`` where the request asked for them.
+    finish_reason, usage
+        Set in the last piece only.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+class Outbox:
+    """Passes deltas, or the error that ended the request, from the engine thread to any thread or event loop."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._items: deque[StreamDelta | Exception] = deque()
+        self._wakers: list[Callable[[], None]] = []
+
+    def put(self, item: StreamDelta | Exception) -> None:
+        """Add an item and wake whoever waits."""
+        with self._condition:
+            self._items.append(item)
+            self._condition.notify()
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    def take(self, timeout: float) -> StreamDelta | Exception | None:
+        """Return the next item; None when there is none within ``timeout`` seconds."""
+        with self._condition:
+            if not self._items:
+                self._condition.wait(timeout)
+            return self._items.popleft() if self._items else None
+
+    def take_or_call(self, wake: Callable[[], None]) -> StreamDelta | Exception | None:
+        """Return the next item; where there is none, have ``wake`` called (on another thread) once there is one."""
+        with self._condition:
+            if self._items:
+                return self._items.popleft()
+            self._wakers.append(wake)
+            return None
+
+
+class RequestStream:
+    """The deltas of one request, for ``for`` and for ``async for``, in any thread and any event loop.
+
+    Closing the stream, dropping it, or an exception while it waits (Ctrl-C, a cancelled task) aborts the request.
+
+    Parameters
+    ----------
+    outbox
+        Where the engine puts the deltas.
+    abort
+        Tells the engine that nobody reads any more; does not wait. It must not refer to the stream.
+    is_alive
+        Whether the engine thread runs.
+    """
+
+    def __init__(
+        self, request_id: str, outbox: Outbox, abort: Callable[[], None], is_alive: Callable[[], bool]
+    ) -> None:
+        self.request_id = request_id
+        self._outbox = outbox
+        self._is_alive = is_alive
+        self._abort_if_dropped = weakref.finalize(self, abort)
+        self._abort_if_dropped.atexit = False  # at exit the whole engine is terminated
+
+    def __iter__(self) -> RequestStream:
+        return self
+
+    def __next__(self) -> StreamDelta:
+        if not self._abort_if_dropped.alive:
+            raise StopIteration
+        try:
+            item = self._outbox.take(WAIT_SECONDS)
+            while item is None:
+                item = self._outbox.take(WAIT_SECONDS if self._is_alive() else 0)
+                if item is None:
+                    self._check_alive()
+        except BaseException:
+            self.close()
+            raise
+        return self._opened(item)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> StreamDelta:
+        if not self._abort_if_dropped.alive:
+            raise StopAsyncIteration
+        try:
+            loop = asyncio.get_running_loop()
+            item = None
+            while item is None:
+                arrived: asyncio.Future[None] = loop.create_future()
+                item = self._outbox.take_or_call(functools.partial(_wake, loop, arrived))
+                if item is None:
+                    self._check_alive()
+                    await arrived
+        except BaseException:
+            self.close()
+            raise
+        return self._opened(item)
+
+    def close(self) -> None:
+        """Abort the request unless it has ended; a second call does nothing."""
+        self._abort_if_dropped()
+
+    def _check_alive(self) -> None:
+        if not self._is_alive():
+            raise EngineTerminatedError(
+                "The engine's thread has ended, so this answer will not go on: make a new engine."
+            )
+
+    def _opened(self, item: StreamDelta | Exception) -> StreamDelta:
+        if isinstance(item, Exception):
+            self._abort_if_dropped.detach()
+            raise item
+        if item.finish_reason is not None:
+            self._abort_if_dropped.detach()
+        return item
+
+
+def _wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> None:
+    def set_arrived() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    # A closed loop refuses the call. Its reader is gone, and dropping the stream has aborted the request.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(set_arrived)
