@@ -18,7 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.machine import REPOSITORY, describe_machine, usable_cores
+from benchmarks.machine import REPOSITORY, describe_machine
+from mlc_nb.library import library_root
+from mlc_nb.weights.cache import cache_root
 
 if TYPE_CHECKING:
     from benchmarks.machine import Machine
@@ -67,11 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-write", action="store_true", help="print only, write no file")
     options = parser.parse_args(arguments)
 
-    host = host_isa()
-    levels = options.isa or list(dict.fromkeys([host, "avx2"]))
-    cases = [Case(isa, threads) for isa in levels for threads in options.threads or [usable_cores()]]
     machine = describe_machine()
-    print(f"{machine['cpu']}, {machine['usable_cores']} usable cores, {host}; commit {machine['commit']}")
+    levels = options.isa or list(dict.fromkeys([machine["isa"], "avx2"]))
+    cases = [Case(isa, threads) for isa in levels for threads in options.threads or [machine["usable_cores"]]]
+    print(f"{machine['cpu']}, {machine['usable_cores']} usable cores, {machine['isa']}; commit {machine['commit']}")
     if machine["load_average"] > BUSY:
         print(f"note: the load average is {machine['load_average']:.2f}; other work takes part of this machine")
 
@@ -95,8 +96,15 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(table(cases))
     if not options.no_write:
-        print(f"written: {write(machine, host, options.model, cases).relative_to(REPOSITORY)}")
+        print(f"written: {write(machine, options.model, cases).relative_to(REPOSITORY)}")
     return 0
+
+
+def link_weights(home: Path) -> None:
+    """Make ``home`` a cache that has everything of the real one but the compiled libraries."""
+    for entry in cache_root().iterdir():
+        if entry != library_root():
+            (home / entry.name).symlink_to(entry)
 
 
 def say(case: Case, what: str) -> None:
@@ -145,12 +153,12 @@ def summary(values: list[float]) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
-def write(machine: Machine, host: str, model: str, cases: list[Case]) -> Path:
+def write(machine: Machine, model: str, cases: list[Case]) -> Path:
     """Keep every single figure under benchmarks/results, one file a day and kind of host."""
-    kind = f"{machine['architecture']}-{host}-{machine['usable_cores']}c"
+    kind = f"{machine['architecture']}-{machine['isa']}-{machine['usable_cores']}c"
     path = RESULTS / f"{machine['date'][:10]}-{kind}.json"
     content = {
-        "machine": {**machine, "isa": host},
+        "machine": machine,
         "model": model,
         "units": {key: unit for key, (_, unit) in ROWS.items()},
         "cases": [{"isa": case.isa, "threads": case.threads, "samples": case.samples} for case in cases],

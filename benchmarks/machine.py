@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypedDict
 
-__all__ = ["Machine", "describe_machine", "usable_cores"]
+from mlc_nb.runtime.cores import usable_cores
+from mlc_nb.runtime.isa import runnable_isas
+
+__all__ = ["REPOSITORY", "Machine", "describe_machine"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -21,6 +23,7 @@ class Machine(TypedDict):
     commit: str
     cpu: str
     architecture: str
+    isa: str
     usable_cores: int
     memory_gb: float
     load_average: float
@@ -36,6 +39,7 @@ def describe_machine() -> Machine:
         "commit": git_commit(),
         "cpu": cpu_name(),
         "architecture": platform.machine(),
+        "isa": runnable_isas()[0],
         "usable_cores": usable_cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "load_average": round(os.getloadavg()[0], 2),
@@ -43,13 +47,6 @@ def describe_machine() -> Machine:
         "mlc_nb": version("mlc-nb"),
         "apache_tvm": version("apache-tvm"),
     }
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_name() -> str:

@@ -104,11 +104,12 @@ def generate(engine: MLCEngine, ids: random.Random, prompt_tokens: int, new_toke
         extra_body={"debug_config": {"ignore_eos": True}},
     )
     usage = answer.usage
+    if usage is None or usage.extra is None:
+        raise RuntimeError("the answer carries no usage")
     found = (usage.prompt_tokens, usage.completion_tokens)
     if found != (prompt_tokens, new_tokens):
         raise RuntimeError(f"wanted {prompt_tokens} prompt and {new_tokens} new tokens, the engine reports {found}")
-    figures: dict[str, float] = usage.extra
-    return figures
+    return usage.extra
 
 
 def peak_resident_megabytes() -> float:

@@ -21,18 +21,19 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES = 400
 
 # Room -> rooms that it may import; what those may import it may import as well. A room is a folder or a file of
-# mlc_nb/; compiler/kernels is one of its own, below the models. "errors", "protocol" and "child" are for everyone.
+# mlc_nb/; compiler/kernels is one of its own, below the models.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "protocol": {"errors"},
     "child": set(),
+    "progress": set(),
     "quantization": set(),
     "weights": set(),
     "kernels": {"quantization"},
     "models": {"kernels", "weights"},
     "compiler": {"models", "library"},
-    "library": set(),
-    "runtime": {"library", "weights"},
+    "library": {"weights"},
+    "runtime": {"library", "quantization"},
     "engine": {"runtime"},
     "lifecycle": {"engine"},
     "registry": {"lifecycle", "engine"},
@@ -40,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "notebook": {"registry"},
     "cli": {"registry"},
 }
-FOR_EVERYONE = {"errors", "protocol", "child"}
+FOR_EVERYONE = {"errors", "protocol", "child", "progress"}
 MAY_IMPORT_THE_PACKAGE_ITSELF = {"batch", "notebook", "cli"}
 
 # Foreign package -> the only rooms that may import it.

@@ -1,0 +1,1 @@
+"""Architecture families as `relax.frontend.nn` modules, one file each."""

@@ -1,0 +1,1 @@
+"""Numeric schemes of weights, and the layouts in which kernels read them."""

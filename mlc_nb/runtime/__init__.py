@@ -1,0 +1,1 @@
+"""The only room that holds device memory: weights, KV pages, compiled functions, and the sampler."""
