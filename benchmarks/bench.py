@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(table(cases))
     if not options.no_write:
-        print(f"written: {write(machine, options.model, cases).relative_to(REPOSITORY)}")
+        print(f"every sample: {write(machine, options.model, cases)}")
     return 0
 
 
@@ -148,7 +148,7 @@ def table(cases: list[Case]) -> str:
 def summary(values: list[float]) -> str:
     if not values:
         return "-"
-    digits = 0 if median(values) >= 100 else 1 if median(values) >= 10 else 2
+    digits = 1 if median(values) >= 10 else 2 if median(values) >= 1 else 3
     middle = f"{median(values):.{digits}f}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
