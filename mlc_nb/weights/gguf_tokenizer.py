@@ -47,7 +47,8 @@ class GGUFTokenizer:
     Attributes
     ----------
     tokenizer
-        Encodes without automatic special tokens; the text of a special token in a prompt becomes that token.
+        Encodes without automatic special tokens; the text of a special token in a prompt becomes that token. Bytes
+        that the vocabulary has no token for are left out, as by the model's own tokenizer.
     bos_token_id, eos_token_id
         None where the file names none.
     stop_token_ids

@@ -123,6 +123,8 @@ def _has_pip_indexes() -> bool:
 
 def _pip_config_files() -> list[Path]:
     """Return the places where pip reads its configuration, on this platform."""
+    if os.environ.get("PIP_CONFIG_FILE") == os.devnull:  # pip's way to say: no files
+        return []
     name = "pip.ini" if sys.platform == "win32" else "pip.conf"
     places = [Path(sys.prefix) / name, Path.home() / ("pip" if sys.platform == "win32" else ".pip") / name]
     if chosen := os.environ.get("PIP_CONFIG_FILE"):
