@@ -69,6 +69,9 @@ _HOME_OF_NAME = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'mlc_nb' has no attribute {name!r}")
+    if name in ("MLCEngine", "AsyncMLCEngine"):
+        # Engines that are built directly get their core from the registry as well.
+        importlib.import_module("mlc_nb.registry")
     value = getattr(importlib.import_module(_HOME_OF_NAME.get(name, "mlc_nb.errors")), name)
     globals()[name] = value
     return value

@@ -1,0 +1,1 @@
+"""Many requests at once: ordering, concurrency, retries, checkpoint and resume."""

@@ -1,0 +1,1 @@
+"""Magics and views for notebooks and the IPython terminal; the only room that knows IPython."""

@@ -1,0 +1,53 @@
+"""What was said so far to each model, kept between cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlc_nb.registry import model_key
+
+__all__ = ["Conversation", "Conversations"]
+
+
+@dataclass
+class Conversation:
+    """Questions and answers in order, and the system prompt that goes before them.
+
+    A turn is added whole, after its answer: a cell that failed or was stopped before the first word leaves no trace.
+    """
+
+    system: str | None = None
+    turns: list[tuple[str, str]] = field(default_factory=list)
+
+    def messages(self, prompt: str, system: str | None) -> list[dict[str, str]]:
+        """Return the messages that ask ``prompt`` in this conversation, with ``system`` as its system prompt."""
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        for question, answer in self.turns:
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return [*messages, {"role": "user", "content": prompt}]
+
+    def add(self, prompt: str, answer: str) -> None:
+        """Remember a turn."""
+        self.turns.append((prompt, answer))
+
+    def reset(self) -> None:
+        """Forget all turns and the system prompt."""
+        self.system = None
+        self.turns.clear()
+
+
+class Conversations:
+    """One conversation a model, by whatever name the model is asked for."""
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, Conversation] = {}
+
+    def of(self, model: str) -> Conversation:
+        """Return the conversation with ``model``, a new one where there was none."""
+        return self._by_model.setdefault(model_key(model), Conversation())
+
+    def reset(self, model: str | None = None) -> None:
+        """Forget the conversation with ``model``, or all of them."""
+        for key, conversation in self._by_model.items():
+            if model is None or key == model_key(model):
+                conversation.reset()

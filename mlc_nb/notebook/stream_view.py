@@ -1,0 +1,121 @@
+"""An answer while it grows: one output in a notebook cell, plain text in a terminal."""
+
+from __future__ import annotations
+
+import html
+import time
+import uuid
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["CellOutput", "StreamView", "markdown_bundle", "note_bundle", "open_view"]
+
+UPDATE_INTERVAL_S = 0.08
+"""Seconds between two updates of a cell: 12 a second look continuous, and a front end renders the whole text each."""
+
+
+def markdown_bundle(text: str) -> dict[str, str]:
+    """Text that notebooks render as Markdown and everything else shows as it is."""
+    return {"text/plain": text, "text/markdown": text}
+
+
+def note_bundle(text: str) -> dict[str, str]:
+    """One small grey line, such as the figures below an answer."""
+    return {"text/plain": text, "text/html": f"<small style='opacity: 0.65'>{html.escape(text)}</small>"}
+
+
+class CellOutput:
+    """One output of the running cell that can be replaced as often as wanted; the notebook saves its last state."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._transient = {"display_id": uuid.uuid4().hex}
+        self._shown = False
+
+    def show(self, bundle: dict[str, str]) -> None:
+        """Show ``bundle``, a representation for each MIME type, in place of what was there."""
+        self._shell.display_pub.publish(data=bundle, metadata={}, transient=self._transient, update=self._shown)
+        self._shown = True
+
+
+class StreamView(Protocol):
+    """Where an answer is shown while it is generated; used by the thread that runs the cell only."""
+
+    def wait_for(self, what: str) -> None:
+        """Say what the first token waits for; gone as soon as there is text."""
+
+    def add(self, text: str) -> None:
+        """Append to the answer."""
+
+    def tick(self) -> None:
+        """Show what was added since the last update, if it is time to."""
+
+    def finish(self, note: str) -> None:
+        """Show the whole answer and, when not empty, one line below it."""
+
+
+def open_view(shell: InteractiveShell) -> StreamView:
+    """Choose the view that suits ``shell``: a cell under a Jupyter kernel, text elsewhere."""
+    return _CellView(shell) if getattr(shell, "kernel", None) is not None else _TerminalView()
+
+
+class _CellView:
+    """One output that is updated in place, so that the saved cell holds exactly one copy of the answer."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._answer = CellOutput(shell)
+        # An output of its own: an answer that ends inside a code fence must not swallow the note.
+        self._note = CellOutput(shell)
+        self._text = ""
+        self._shown = 0
+        self._next_update = 0.0
+
+    def wait_for(self, what: str) -> None:
+        if not self._text:
+            self._answer.show(note_bundle(what))
+
+    def add(self, text: str) -> None:
+        self._text += text
+        self.tick()
+
+    def tick(self) -> None:
+        if self._shown < len(self._text) and time.monotonic() >= self._next_update:
+            self._show_answer()
+
+    def finish(self, note: str) -> None:
+        if self._shown < len(self._text) or not self._text:
+            time.sleep(max(0.0, self._next_update - time.monotonic()))
+            self._show_answer()
+        if note:
+            self._note.show(note_bundle(note))
+
+    def _show_answer(self) -> None:
+        self._answer.show(markdown_bundle(self._text))
+        self._shown = len(self._text)
+        self._next_update = time.monotonic() + UPDATE_INTERVAL_S
+
+
+class _TerminalView:
+    """Text goes out as it comes: a terminal cannot take lines back."""
+
+    def __init__(self) -> None:
+        self._last = "\n"
+
+    def wait_for(self, what: str) -> None:
+        print(what, flush=True)
+
+    def add(self, text: str) -> None:
+        if text:
+            self._last = text
+            print(text, end="", flush=True)
+
+    def tick(self) -> None:
+        pass
+
+    def finish(self, note: str) -> None:
+        if not self._last.endswith("\n"):
+            print()
+        if note:
+            print(note, flush=True)

@@ -1,0 +1,281 @@
+"""One engine core for each model and configuration in this process, however it is asked for.
+
+``MLCEngine(...)``, ``AsyncMLCEngine(...)``, `get_engine` and the magics all get their core here, so a cell that is run
+twice does not load twice. Handles are cheap: after `unload` nothing that a notebook still refers to (``_``, ``Out``,
+tracebacks) keeps a model in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlc_nb import lifecycle
+from mlc_nb.engine.provider import create_core, set_core_provider
+from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError, ModelNotFoundError
+from mlc_nb.weights.source import ALIASES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mlc_nb.engine.core import EngineCore
+    from mlc_nb.engine.engine import MLCEngine
+    from mlc_nb.protocol.engine_config import EngineConfig
+
+__all__ = ["EngineRow", "engines", "get_engine", "is_loaded", "model_key", "unload"]
+
+_WAIT_S = 0.1  # between two looks at the clock, so that Ctrl-C lands
+
+State = Literal["loading", "ready", "failed", "terminated"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """One line of the table of engines.
+
+    Attributes
+    ----------
+    model
+        The name that the engine was first asked for.
+    device
+        As it was asked for.
+    state
+        ``"loading"``, ``"ready"``, ``"failed"`` or ``"terminated"``.
+    pages_used, pages_total
+        KV pages that requests hold, and all of them; None while loading.
+    requests_running, requests_waiting
+        Requests that hold KV pages, and requests in line.
+    decode_tokens_per_s
+        Measured over all steps so far that only decoded; None where there was none.
+    """
+
+    model: str
+    device: str
+    state: State
+    pages_used: int | None = None
+    pages_total: int | None = None
+    requests_running: int = 0
+    requests_waiting: int = 0
+    decode_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What makes two engines the same."""
+
+    model: str
+    device: str
+    model_lib: str | None
+    config: EngineConfig
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A core, or the place of one that is being loaded by the thread that made the entry."""
+
+    key: _Key
+    name: str
+    core: EngineCore | None = None
+    error: BaseException | None = None
+    cancelled: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def state(self) -> State:
+        if self.core is not None:
+            return "loading" if self.core.state == "starting" else self.core.state
+        return "terminated" if self.cancelled else "failed" if self.error is not None else "loading"
+
+
+class _Registry:
+    """The entries of this process; a forked child starts with none and leaves its parent's alone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[_Key, _Entry] = {}
+
+    def acquire(self, model: str, device: str, model_lib: str | None, config: EngineConfig) -> EngineCore:
+        """Return the ready core of this model and configuration; whoever comes first loads it, others wait."""
+        lifecycle.at_end(_terminate_all)
+        key = _key(model, device, model_lib, config)
+        while True:
+            with self._lock:
+                entry = self._entries.get(key)
+                mine = entry is None or entry.state in ("failed", "terminated")
+                if entry is None or mine:
+                    entry = self._entries[key] = _Entry(key, model)
+            if mine:
+                return self._load(entry, config)
+            while not entry.done.wait(_WAIT_S):
+                pass
+            if entry.core is not None:
+                return entry.core
+            if isinstance(entry.error, MLCError):
+                raise entry.error
+            # Its loader was interrupted or cancelled: this caller may load it.
+
+    def entries(self) -> list[_Entry]:
+        with self._lock:
+            return list(self._entries.values())
+
+    def remove(self, entries: list[_Entry]) -> None:
+        """Take entries out and terminate their cores; what is still loading is terminated once it is loaded."""
+        with self._lock:
+            for entry in entries:
+                entry.cancelled = True
+                if self._entries.get(entry.key) is entry:
+                    del self._entries[entry.key]
+        for entry in entries:
+            if entry.core is not None:
+                entry.core.terminate()
+
+    def _load(self, entry: _Entry, config: EngineConfig) -> EngineCore:
+        key = entry.key
+        try:
+            core = create_core(entry.name, key.device, key.model_lib, config)
+            with self._lock:
+                cancelled = entry.cancelled
+                entry.core = None if cancelled else core
+            if cancelled:
+                core.terminate()
+                raise EngineTerminatedError(f"{entry.name} was unloaded while it was being loaded: load it again.")
+        except BaseException as error:
+            with self._lock:
+                entry.error = error
+                if self._entries.get(key) is entry:
+                    del self._entries[key]
+            raise
+        finally:
+            entry.done.set()
+        return core
+
+
+_registry = _Registry()
+
+
+def get_engine(
+    model: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    *,
+    model_lib: str | os.PathLike[str] | None = None,
+    mode: str = "local",
+    engine_config: EngineConfig | Mapping[str, Any] | None = None,
+) -> MLCEngine:
+    """Return the engine of this process for a model and configuration, loading it if need be.
+
+    The same as `MLCEngine`, whose parameters and errors these are; concurrent calls load once.
+
+    Examples
+    --------
+    >>> engine = get_engine("smollm2")
+    """
+    from mlc_nb.engine.engine import MLCEngine
+
+    return MLCEngine(model, device, model_lib=model_lib, mode=mode, engine_config=engine_config)
+
+
+def engines() -> list[EngineRow]:
+    """Return a row for each engine of this process, in the order of loading."""
+    return [_row(entry) for entry in _registry.entries() if entry.state != "terminated"]
+
+
+def is_loaded(model: str | os.PathLike[str]) -> bool:
+    """Whether some engine of this model is ready."""
+    return any(entry.key.model == model_key(model) and entry.state == "ready" for entry in _registry.entries())
+
+
+def unload(model: str | os.PathLike[str] | None = None, *, all: bool = False) -> list[str]:  # noqa: A002 - the public name
+    """Terminate engines and give their memory back, whoever still refers to them.
+
+    Parameters
+    ----------
+    model
+        Every engine of this model; None takes the only loaded one.
+    all
+        Every engine of this process.
+
+    Returns
+    -------
+    list of str
+        The models that were unloaded, one entry an engine; with ``all`` it may be empty.
+
+    Raises
+    ------
+    ModelNotFoundError
+        No engine of this model is loaded.
+    BadRequestError
+        Neither a model nor ``all`` was given and several are loaded, or both were given.
+    """
+    if all and model is not None:
+        raise BadRequestError("unload takes a model or all=True, not both.")
+    entries = [entry for entry in _registry.entries() if entry.state != "terminated"]
+    if not all:
+        loaded = ", ".join(sorted({entry.name for entry in entries})) or "none"
+        if model is not None:
+            entries = [entry for entry in entries if entry.key.model == model_key(model)]
+        if not entries:
+            raise ModelNotFoundError(f"No engine of {model or 'any model'} is loaded. Loaded: {loaded}.")
+        if model is None and len({entry.key.model for entry in entries}) > 1:
+            raise BadRequestError(f"Several models are loaded ({loaded}): name one, or unload all of them.")
+    _registry.remove(entries)
+    return [entry.name for entry in entries]
+
+
+def model_key(model: str | os.PathLike[str]) -> str:
+    """Return one name for all the ways to write the same model; does not look whether it exists."""
+    name = os.fsdecode(model)
+    name = ALIASES.get(name, name)
+    if "://" in name:
+        return name
+    return os.path.realpath(os.path.expanduser(name))  # noqa: PTH111 - a name may be no possible path
+
+
+def _key(model: str, device: str, model_lib: str | None, config: EngineConfig) -> _Key:
+    # The name of the model is a part of the configuration too; two names of one model make no difference.
+    return _Key(model_key(model), device, model_lib, config.model_copy(update={"model": None}))
+
+
+def _row(entry: _Entry) -> EngineRow:
+    row = EngineRow(entry.name, entry.key.device, entry.state)
+    core = entry.core
+    if core is None or row.state != "ready":
+        return row
+    try:
+        metrics = core.metrics()
+    except EngineTerminatedError:  # between two lines of this function
+        return EngineRow(entry.name, entry.key.device, entry.state)
+    speed = metrics.decode_tokens / metrics.decode_time_s if metrics.decode_time_s else None
+    return EngineRow(
+        entry.name,
+        entry.key.device,
+        row.state,
+        pages_used=metrics.total_pages - metrics.free_pages,
+        pages_total=metrics.total_pages,
+        requests_running=metrics.running_requests,
+        requests_waiting=metrics.waiting_requests,
+        decode_tokens_per_s=speed,
+    )
+
+
+def _terminate_all(seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for entry in _registry.entries():
+        if time.monotonic() < deadline:
+            _registry.remove([entry])
+
+
+def _forget() -> None:
+    # The forked child has none of the engine threads. The old entries are kept from being freed: what their destructors
+    # would release belongs to the parent.
+    global _registry, _inherited
+    _inherited = _registry
+    _registry = _Registry()
+
+
+_inherited: _Registry | None = None
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+set_core_provider(lambda *request: _registry.acquire(*request))
