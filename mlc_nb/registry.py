@@ -217,7 +217,7 @@ def unload(model: str | os.PathLike[str] | None = None, *, all: bool = False) ->
         if model is not None:
             entries = [entry for entry in entries if entry.key.model == model_key(model)]
         if not entries:
-            raise ModelNotFoundError(f"No engine of {model or 'any model'} is loaded. Loaded: {loaded}.")
+            raise ModelNotFoundError(f"No engine {f'of {model} ' if model else ''}is loaded here. Loaded: {loaded}.")
         if model is None and len({entry.key.model for entry in entries}) > 1:
             raise BadRequestError(f"Several models are loaded ({loaded}): name one, or unload all of them.")
     _registry.remove(entries)

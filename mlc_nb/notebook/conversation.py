@@ -30,11 +30,6 @@ class Conversation:
         """Remember a turn."""
         self.turns.append((prompt, answer))
 
-    def reset(self) -> None:
-        """Forget all turns and the system prompt."""
-        self.system = None
-        self.turns.clear()
-
 
 class Conversations:
     """One conversation a model, by whatever name the model is asked for."""
@@ -48,6 +43,7 @@ class Conversations:
 
     def reset(self, model: str | None = None) -> None:
         """Forget the conversation with ``model``, or all of them."""
-        for key, conversation in self._by_model.items():
-            if model is None or key == model_key(model):
-                conversation.reset()
+        if model is None:
+            self._by_model.clear()
+        else:
+            self._by_model.pop(model_key(model), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from mlc_nb.notebook.kernel_end import KernelEnd
@@ -25,7 +25,7 @@ class _Extension:
         kernel = getattr(shell, "kernel", None)
         self._kernel_end = KernelEnd(kernel) if kernel is not None else None
         shell.register_magics(self._magics)
-        self._configurables: Any = shell.configurables
+        self._configurables = cast("list[Any]", shell.configurables)
         self._configurables.append(self._magics)
 
     def remove(self) -> None:

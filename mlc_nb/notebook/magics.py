@@ -9,14 +9,8 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import Unicode
 
-from mlc_nb import registry
-from mlc_nb.notebook.answer import stream_answer
-from mlc_nb.notebook.conversation import Conversations
-from mlc_nb.notebook.interrupt import StopRequest
-from mlc_nb.notebook.one_line import answer_interrupted, one_line_errors
+from mlc_nb.notebook.one_line import one_line_errors
 from mlc_nb.notebook.options import parse_options, stop_string, variable_name
-from mlc_nb.notebook.status_view import status_bundle
-from mlc_nb.notebook.stream_view import open_view
 from mlc_nb.weights.source import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -24,9 +18,8 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from mlc_nb.engine.engine import MLCEngine
+    from mlc_nb.notebook.chat_cell import ChatCells
     from mlc_nb.notebook.prompt_cell import PromptCells
-    from mlc_nb.notebook.stream_view import StreamView
 
 __all__ = ["MLCMagics"]
 
@@ -48,7 +41,7 @@ class MLCMagics(Magics):
         super().__init__(shell, config=shell.config)
         self._shell = shell
         self._cells = cells
-        self._conversations = Conversations()
+        self._chat_cells: ChatCells | None = None
 
     @no_var_expand
     @magic_arguments()
@@ -86,13 +79,13 @@ class MLCMagics(Magics):
         options = parse_options(self.mlc_chat, line)
         prompt = self._cells.prompt(cell)
         if options.reset:
-            self._conversations.of(self._named(options)).reset()
+            self._chats.conversations.reset(self._named(options))
             if not prompt.strip():
                 return
         if not prompt.strip():
             raise UsageError("%%mlc_chat: the cell has no prompt below its first line.")
         with one_line_errors():
-            self._chat(options, prompt)
+            self._chats.run(self._named(options), prompt, options.system, _sampling(options), options.output)
 
     @no_var_expand
     @magic_arguments()
@@ -101,7 +94,7 @@ class MLCMagics(Magics):
     def mlc_load(self, line: str) -> None:
         """Load a model now, so that the first answer does not wait for it."""
         with one_line_errors():
-            self._engine(self._named(parse_options(self.mlc_load, line)), open_view(self._shell))
+            self._chats.load(self._named(parse_options(self.mlc_load, line)))
 
     @no_var_expand
     @magic_arguments()
@@ -112,6 +105,8 @@ class MLCMagics(Magics):
         """Terminate engines and give their memory back. Conversations are kept."""
         options = parse_options(self.mlc_unload, line)
         with one_line_errors():
+            from mlc_nb import registry
+
             unloaded = registry.unload(options.model, all=options.all)
         print(f"unloaded {', '.join(unloaded)}" if unloaded else "nothing was loaded")
 
@@ -121,6 +116,9 @@ class MLCMagics(Magics):
     def mlc_status(self, line: str) -> None:
         """Show the engines of this kernel: state, KV pages, requests, speed."""
         parse_options(self.mlc_status, line)
+        from mlc_nb import registry
+        from mlc_nb.notebook.status_view import status_bundle
+
         self._shell.display_pub.publish(data=status_bundle(registry.engines()), metadata={})
 
     @no_var_expand
@@ -131,46 +129,22 @@ class MLCMagics(Magics):
     def mlc_reset(self, line: str) -> None:
         """Forget the conversation with a model, system prompt included."""
         options = parse_options(self.mlc_reset, line)
-        self._conversations.reset(None if options.all else self._named(options))
+        self._chats.conversations.reset(None if options.all else self._named(options))
+
+    @property
+    def _chats(self) -> ChatCells:
+        # Made when first used: loading the extension must not cost what the engine costs.
+        if self._chat_cells is None:
+            from mlc_nb.notebook.chat_cell import ChatCells
+
+            self._chat_cells = ChatCells(self._shell)
+        return self._chat_cells
 
     def _named(self, options: argparse.Namespace) -> str:
         return str(options.model or self.model)
 
-    def _chat(self, options: argparse.Namespace, prompt: str) -> None:
-        model = self._named(options)
-        conversation = self._conversations.of(model)
-        system = conversation.system if options.system is None else options.system
-        view = open_view(self._shell)
-        note = ""
-        try:
-            engine = self._engine(model, view)
-            with StopRequest() as stop:
-                answer = stream_answer(engine, _fields(options, conversation.messages(prompt, system)), view, stop)
-                note = answer.note()
-                conversation.system = system
-                if answer.text:
-                    conversation.add(prompt, answer.text)
-        finally:
-            view.finish(note)
-        self._keep(answer, options.output)
-        if answer.interrupted:
-            raise answer_interrupted()
 
-    def _engine(self, model: str, view: StreamView) -> MLCEngine:
-        if not registry.is_loaded(model):
-            view.wait_for(f"loading {model} …")
-        return registry.get_engine(model)
-
-    def _keep(self, answer: object, name: str | None) -> None:
-        # Returned from the magic, the answer would be displayed, and saved, a second time.
-        hook: Any = self._shell.displayhook
-        hook.check_for_underscore()
-        hook.update_user_ns(answer)
-        if name is not None:
-            self._shell.user_ns[name] = answer
-
-
-def _fields(options: argparse.Namespace, messages: list[dict[str, str]]) -> dict[str, Any]:
-    """Return the request; options that were not given are left to the engine's defaults."""
+def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the request fields that were given; the others are left to the engine's defaults."""
     fields = {name: getattr(options, name) for name in ("max_tokens", "temperature", "top_p", "seed", "stop")}
-    return {"messages": messages, **{name: value for name, value in fields.items() if value is not None}}
+    return {name: value for name, value in fields.items() if value is not None}
