@@ -1,0 +1,111 @@
+"""``mlc-nb cache``: what lies in the cache of models and compiled libraries."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlc_nb.errors import ModelNotFoundError
+from mlc_nb.library import library_root
+from mlc_nb.weights.cache import cache_root, disk_errors, exclusive, read_manifest
+from mlc_nb.weights.source import ALIASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["cached_libraries", "cached_models", "list_cache", "remove"]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A weight file that was fetched.
+
+    Attributes
+    ----------
+    source
+        The id that fetches it.
+    path
+        Where it lies.
+    size
+        Bytes.
+    """
+
+    source: str
+    path: Path
+    size: int
+
+    @property
+    def alias(self) -> str | None:
+        """Its short name."""
+        return next((alias for alias, source in ALIASES.items() if source == self.source), None)
+
+
+def cached_models() -> list[CachedModel]:
+    """Return the models in the cache, by id."""
+    found = []
+    for manifest_path in (cache_root() / "models").rglob("*.json"):
+        path = manifest_path.with_suffix("")
+        manifest = read_manifest(path)
+        if manifest is not None and path.is_file():
+            found.append(CachedModel(manifest.source, path, path.stat().st_size))
+    return sorted(found, key=lambda model: model.source)
+
+
+def cached_libraries() -> list[Path]:
+    """Return the folders of the compiled libraries in the cache."""
+    return sorted(path.parent for path in library_root().glob("*/bundle"))
+
+
+def list_cache() -> int:
+    """Print what is cached."""
+    models, libraries = cached_models(), cached_libraries()
+    print(f"cache: {cache_root()}")
+    for model in models:
+        print(f"{_megabytes(model.size)}  {f'{model.alias} = ' if model.alias else ''}{model.source}")
+    total = sum(_size(library.rglob("*")) for library in libraries)
+    print(f"{_megabytes(total)}  {len(libraries)} compiled librar{'y' if len(libraries) == 1 else 'ies'}")
+    return 0
+
+
+def remove(names: list[str], *, all_models: bool, libraries: bool) -> int:
+    """Remove models by id or alias, all models, all libraries.
+
+    Raises
+    ------
+    ModelNotFoundError
+        A named model is not cached; nothing is removed then.
+    """
+    cached = cached_models()
+    wanted = {ALIASES.get(name, name) for name in names}
+    missing = wanted - {model.source for model in cached}
+    if missing:
+        known = ", ".join(model.alias or model.source for model in cached) or "none"
+        raise ModelNotFoundError(f"Not cached: {', '.join(sorted(missing))}. Cached models: {known}.")
+    with disk_errors(cache_root()):
+        for model in cached:
+            if all_models or model.source in wanted:
+                with exclusive(_locked_folder(model.path), waiting=nullcontext()):
+                    model.path.with_name(model.path.name + ".json").unlink(missing_ok=True)
+                    model.path.unlink(missing_ok=True)
+                print(f"removed {model.alias or model.source} ({_megabytes(model.size).strip()})")
+        for library in cached_libraries() if libraries else ():
+            with exclusive(library, waiting=nullcontext()):
+                shutil.rmtree(library / "bundle")
+            print(f"removed library {library.name}")
+    return 0
+
+
+def _locked_folder(path: Path) -> Path:
+    """Return the folder whose lock guards a cached file: the release's, above the path inside the wheel."""
+    return next((folder for folder in path.parents if (folder / ".lock").exists()), path.parent)
+
+
+def _size(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:8.1f} MB"
