@@ -91,10 +91,11 @@ def charge_operator(operator: str, left: Any, right: Any) -> None:
     elif operator == "*":
         repeated, times = (right, left) if isinstance(left, int) else (left, right)
         if isinstance(times, int) and not isinstance(repeated, float):
-            size = limits.charge_tree(repeated)
-            limits.charge_characters(size * max(times, 0))
+            times = max(times, 0)
+            size = len(repeated) if isinstance(repeated, str) else limits.charge_tree(repeated)
+            limits.charge_characters(size * times)
             if not isinstance(repeated, str):
-                limits.charge_items(max(times, 0) * (1 + size // 4))
+                limits.charge_items(times * (1 + size // 4))
 
 
 def _check_numbers(operator: str, left: int, right: int) -> None:

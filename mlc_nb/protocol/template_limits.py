@@ -66,7 +66,10 @@ class Limits:
         self.look_at_clock()
         self._items -= count
         if self._items < 0:
-            raise TemplateLimitError(f"builds more than {MAX_ITEMS} items of lists and mappings")
+            raise self._too_many_items()
+
+    def _too_many_items(self) -> TemplateLimitError:
+        return TemplateLimitError(f"builds more than {MAX_ITEMS} items of lists and mappings")
 
     def charge_tree(self, value: Any) -> int:
         """Charge for a value and everything in it, once for every time that it would be written.
@@ -76,10 +79,13 @@ class Limits:
         int
             About how many characters it takes to write the value.
         """
+        self.look_at_clock()
         characters, stack = 0, [value]
         while stack:
             value = stack.pop()
-            self.charge_items(1)
+            self._items -= 1
+            if self._items < 0:
+                raise self._too_many_items()
             if isinstance(value, str):
                 characters += len(value) + 4
             elif isinstance(value, Mapping):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import tracemalloc
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -14,6 +15,9 @@ from mlc_nb.errors import BadRequestError, ModelFormatError
 from mlc_nb.protocol.chat_template import ChatTemplate
 from mlc_nb.weights.gguf_file import GGUFFile
 from mlc_nb.weights.gguf_tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MUTATIONS = settings(
     max_examples=2000,
@@ -39,10 +43,8 @@ def _load(path: Path) -> None:
 
 def _survives(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    try:
+    with contextlib.suppress(ModelFormatError, BadRequestError):
         _load(path)
-    except (ModelFormatError, BadRequestError) as error:
-        assert str(error)
 
 
 @MUTATIONS

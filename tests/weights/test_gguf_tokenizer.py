@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,9 @@ from mlc_nb.errors import ModelFormatError
 from mlc_nb.weights.gguf_file import GGUFFile
 from mlc_nb.weights.gguf_tokenizer import GGUFTokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 # The default model's vocabulary has no token for six control characters and for the bytes that begin U+40000 to U+BFFFF
 # (planes without characters). Lone surrogates are no text, and the request models refuse them.
 NO_TOKEN = "\x04\x06\x13\x14\x16\x1d"
@@ -27,11 +29,28 @@ TEXT = st.text(
 # Text that the default model's vocabulary and the pre-tokenizers have opinions on.
 WORDS = st.lists(
     st.sampled_from(
-        ["Hello", " world", "  ", "\n", "\n\n", "\r\n", "\t", "don't", "I'LL", "1234567890", "３４", "x²", "...", "—", "é",
-         "e\u0301", "日本語", "👩‍👩‍👧", "\u00a0", "\u2028", "<|im_start|>", "<|im_end|>", "<|im_", "user", "▁", "Ġ", "\0", "_", " 'S"]
+        [
+            *(
+                "Hello",
+                " world",
+                "user",
+                "don't",
+                "I'LL",
+                " 'S",
+                "_",
+                "...",
+                "\u2014",
+                "1234567890",
+                "\uff13\uff14",
+                "x²",
+            ),
+            *(" ", "  ", "\n", "\n\n", "\r\n", "\t", "\0", "\u00a0", "\u2028", "\u2581", "\u0120"),
+            *("é", "e\u0301", "日本語", "\U0001f469\u200d\U0001f469\u200d\U0001f467"),
+            *("<|im_start|>", "<|im_end|>", "<|im_"),
+        ]
     ),
     max_size=12,
-).map("".join)  # fmt: skip
+).map("".join)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +114,10 @@ def test_special_tokens_in_text_are_parsed_and_left_out_of_answers(smollm2: GGUF
 
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _published(name: str) -> tuple[Any, list[Any]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def write_tiny_gguf(path: Path, *, extra: Callable[[gguf.GGUFWriter], None] = lambda _: None) -> None:
