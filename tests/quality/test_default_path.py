@@ -14,9 +14,10 @@ LEAST_TOKENS = 4000
 # The text is read in pieces of this many tokens, each from position 0: the figures cover short and middle contexts.
 PIECE = 512
 
-# Tighten these when the figures get better; never loosen them.
-LEAST_TOP1_AGREEMENT = 0.95
-MOST_MEAN_KL = 0.01
+# Measured: 96.4 % and 0.00275 nat with VNNI, 96.7 % and 0.00270 nat on the other levels. Tighten these bounds when the
+# figures get better; never loosen them.
+LEAST_TOP1_AGREEMENT = 0.96
+MOST_MEAN_KL = 0.003
 
 
 @pytest.mark.timeout(900)
