@@ -37,10 +37,11 @@ def acquire_core(model: str, device: str, model_lib: str | None, config: EngineC
     return _provider(model, device, model_lib, config)
 
 
-def set_core_provider(provider: CoreProvider) -> None:
-    """Let ``provider`` answer `acquire_core` from now on."""
+def set_core_provider(provider: CoreProvider) -> CoreProvider:
+    """Let ``provider`` answer `acquire_core` from now on; return the one that did so before."""
     global _provider
-    _provider = provider
+    previous, _provider = _provider, provider
+    return previous
 
 
 _provider: CoreProvider = create_core

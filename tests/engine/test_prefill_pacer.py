@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from mlc_nb.engine.prefill_pacer import ALONE_SECONDS, FIRST_CHUNK, SMALLEST_CHUNK, PrefillPacer
+
+
+def drive(pacer: PrefillPacer, *, num_decoding: int, token_seconds: float, decode_seconds: float, steps: int) -> float:
+    seconds = 0.0
+    for _ in range(steps):
+        chunk = pacer.chunk_size(num_decoding)
+        seconds = chunk * token_seconds + (decode_seconds if num_decoding else 0.0)
+        pacer.record(chunk, num_decoding, seconds)
+    return seconds
+
+
+def test_it_begins_modestly_and_then_fills_a_quarter_of_a_second() -> None:
+    pacer = PrefillPacer(4096)
+    assert pacer.chunk_size(0) == FIRST_CHUNK
+    for token_seconds in (1e-2, 1e-3, 1e-4):
+        last = drive(pacer, num_decoding=0, token_seconds=token_seconds, decode_seconds=0, steps=40)
+        assert 0.5 * ALONE_SECONDS < last <= 1.05 * ALONE_SECONDS
+
+
+def test_beside_decodes_a_step_takes_about_twice_a_decode() -> None:
+    pacer = PrefillPacer(4096)
+    for _ in range(10):
+        pacer.record(0, 4, 0.04)
+    last = drive(pacer, num_decoding=4, token_seconds=1e-3, decode_seconds=0.04, steps=40)
+    assert 0.06 < last < 0.1
+
+
+def test_it_never_goes_below_the_smallest_chunk_nor_above_the_largest() -> None:
+    slow = PrefillPacer(4096)
+    drive(slow, num_decoding=0, token_seconds=10.0, decode_seconds=0, steps=3)
+    assert slow.chunk_size(0) == SMALLEST_CHUNK
+    fast = PrefillPacer(100)
+    drive(fast, num_decoding=0, token_seconds=1e-9, decode_seconds=0, steps=3)
+    assert fast.chunk_size(0) == 100
+    assert PrefillPacer(3).chunk_size(0) == 3
