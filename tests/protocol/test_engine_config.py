@@ -26,7 +26,7 @@ def test_arguments_and_configuration_must_agree() -> None:
     for name, config in {"model": {"model": "a"}, "model_lib": {"model_lib": "a"}}.items():
         with pytest.raises(BadRequestError, match=f"engine_config.{name} is 'a'"):
             resolve_engine_config(config, **{name: "b"})  # type: ignore[arg-type]
-    with pytest.raises(BadRequestError, match="engine_config.mode is 'local'"):
+    with pytest.raises(BadRequestError, match=r"engine_config\.mode is 'local'"):
         resolve_engine_config({"mode": "local"}, mode="server")
 
 
