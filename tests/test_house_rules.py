@@ -43,7 +43,10 @@ ARROWS: dict[str, set[str]] = {
     "notebook": {"registry"},
     "cli": {"registry"},
 }
-PARTS_THAT_ARE_ROOMS = {("compiler", "kernels"): "kernels", ("models", "registry"): "architectures"}
+PARTS_THAT_ARE_ROOMS: dict[tuple[str, ...], str] = {
+    ("compiler", "kernels"): "kernels",
+    ("models", "registry"): "architectures",
+}
 FOR_EVERYONE = {"errors", "protocol", "child", "progress"}
 MAY_IMPORT_THE_PACKAGE_ITSELF = {"batch", "notebook", "cli"}
 
@@ -222,11 +225,11 @@ import json, sys
 from mlc_nb import MLCEngine
 with MLCEngine("smollm2") as engine:
     answer = engine.chat.completions.create(
-        messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=8, temperature=0
+        messages=[{"role": "user", "content": "Tell me the capital of France."}], max_tokens=8, temperature=0
     )
 modules = sorted(name for name in sys.modules if name == "tvm" or name.startswith(("tvm.", "IPython", "torch")))
 print(json.dumps({"text": answer.choices[0].message.content, "modules": modules}))
 """
     answer = in_fresh_process(code, timeout=240)
-    assert answer["text"]
+    assert "Paris" in str(answer["text"])
     assert answer["modules"] == []
