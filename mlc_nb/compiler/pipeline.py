@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tvm
 from tvm import relax
-from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import spec
 
-from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
+from mlc_nb.weights.plan import MAX_STEP_TOKENS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tvm.relax.frontend import nn
+    from tvm.relax.frontend.nn import spec
+
+    from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
 __all__ = ["build_library", "target_of"]
 
@@ -38,6 +44,9 @@ def build_library(
     """
     signature = {**forward_spec, "$": {"param_mode": "packed", "effect_mode": "none"}}
     module, _ = model.export_tvm(spec={"forward": signature})
+    # Buffers between kernels are planned once for the largest step, so that no step allocates by its own shape.
+    bounds = {"tokens": MAX_STEP_TOKENS, "rows": MAX_STEP_TOKENS}
+    module["forward"] = module["forward"].with_attr("tir_var_upper_bound", bounds)
     target = target_of(level)
     built = tvm.compile(module, target=target, relax_pipeline=_relax_passes(target))
     built.mod.write_to_file(str(executable), "ro")

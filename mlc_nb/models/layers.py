@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tvm import tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_nb.compiler.kernels.cpu import elementwise, linear
-from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 from mlc_nb.errors import ModelFormatError
-from mlc_nb.quantization.packing import BLOCK, packed_layout
+from mlc_nb.quantization.packing import BLOCK, ROW_TILE, packed_layout
 from mlc_nb.weights.plan import PackedWeight, SourceRows
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+    from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
 __all__ = [
     "Activations",
@@ -50,7 +53,9 @@ class Activations:
     scales: Tensor | None
 
 
-def _emit(kernel: tirx.PrimFunc, name: str, inputs: list[Tensor], rows: Any, columns: int, quantize: bool) -> list[Tensor]:
+def _emit(
+    kernel: tirx.PrimFunc, name: str, inputs: list[Tensor], rows: Any, columns: int, quantize: bool
+) -> list[Tensor]:
     if not quantize:
         return [op.tensor_ir_op(kernel, name, inputs, Tensor.placeholder([rows, columns], "float32"))]
     outputs = [
@@ -60,7 +65,9 @@ def _emit(kernel: tirx.PrimFunc, name: str, inputs: list[Tensor], rows: Any, col
     return list(op.tensor_ir_op(kernel, f"{name}_int8", inputs, outputs))
 
 
-def in_forms(name: str, build: Any, inputs: list[Tensor], rows: Any, columns: int, readers: StackedLinear) -> Activations:
+def in_forms(
+    name: str, build: Any, inputs: list[Tensor], rows: Any, columns: int, readers: StackedLinear
+) -> Activations:
     """Run ``build(quantize)`` for each form of its output that ``readers`` need."""
     values = quants = scales = None
     if readers.reads_float:
@@ -71,13 +78,16 @@ def in_forms(name: str, build: Any, inputs: list[Tensor], rows: Any, columns: in
 
 
 class PackedLinear(nn.Module):
-    """A product with one packed matrix whose blocks are all of one type."""
+    """A product with one packed matrix whose blocks are all of one type.
+
+    Its output has as many columns as the matrix has rows, filled up to a multiple of 16 with zeros.
+    """
 
     def __init__(self, level: IsaLevel, sources: list[SourceTensor], quantize_activations: bool) -> None:
         self.level = level
         self.sources = sources
         self.block_type = sources[0].block_type
-        self.rows = sum(source.rows for source in sources)
+        self.rows = -(-sum(source.rows for source in sources) // ROW_TILE) * ROW_TILE
         self.columns = sources[0].columns
         self.reads_int8 = quantize_activations and self.block_type.startswith("Q")
         self.part_names = []
@@ -97,11 +107,13 @@ class PackedLinear(nn.Module):
             block_type=self.block_type,
             rows=self.rows,
             columns=self.columns,
-            sources=tuple(SourceRows(tensor=s.name, rows=s.rows, interleaved_heads=s.interleaved_heads) for s in self.sources),
+            sources=tuple(
+                SourceRows(tensor=s.name, rows=s.rows, interleaved_heads=s.interleaved_heads) for s in self.sources
+            ),
         )
 
-    def forward(self, activations: Activations, residual: Tensor | None = None) -> Tensor:
-        """``[m, K] -> float32 [m, N]``, plus the residual if there is one."""
+    def forward(self, activations: Activations, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """``[m, K] -> float32 [m, N]``, plus the residual if there is one; written to ``out`` if that is given."""
         extra = [] if residual is None else [residual]
         if self.reads_int8:
             assert activations.quants is not None
@@ -112,8 +124,12 @@ class PackedLinear(nn.Module):
             assert activations.values is not None
             kernel = _float_product(self.level, self.block_type, self.rows, self.columns, bool(extra))
             inputs, name = [activations.values], "float_product"
-        out = Tensor.placeholder([inputs[0].shape[0], self.rows], "float32")
-        return op.tensor_ir_op(kernel, name, [*inputs, *self.parts, *extra], out)
+        arguments = [*inputs, *self.parts, *extra]
+        if out is None:
+            result = Tensor.placeholder([inputs[0].shape[0], self.rows], "float32")
+            return op.tensor_ir_op(kernel, name, arguments, result)
+        result = Tensor.placeholder(out.shape, "float32")
+        return op.tensor_ir_inplace_op(kernel, name, [*arguments, out], [len(arguments)], result)
 
 
 class StackedLinear(nn.Module):
@@ -178,11 +194,18 @@ def embed(level: IsaLevel, table: PackedLinear, token_ids: Tensor) -> Tensor:
 def gated_silu(level: IsaLevel, gate_up: Tensor, columns: int, readers: StackedLinear) -> Activations:
     """``silu(gate) * up`` of float32 ``[m, 2 * columns]`` in the forms that its readers need."""
     return in_forms(
-        "gated_silu", lambda quantize: _gated_silu(level, columns, quantize), [gate_up], gate_up.shape[0], columns, readers
+        "gated_silu",
+        lambda quantize: _gated_silu(level, columns, quantize),
+        [gate_up],
+        gate_up.shape[0],
+        columns,
+        readers,
     )
 
 
-def matrix(tensors: dict[str, tuple[str, tuple[int, ...]]], name: str, rows: int, columns: int, heads: int = 0) -> SourceTensor:
+def matrix(
+    tensors: dict[str, tuple[str, tuple[int, ...]]], name: str, rows: int, columns: int, heads: int = 0
+) -> SourceTensor:
     """The file's matrix ``name``, checked against the sizes that the hyperparameters call for.
 
     Raises

@@ -16,7 +16,18 @@ from mlc_nb.compiler.kernels.cpu import attention
 from mlc_nb.compiler.kernels.cpu.attention import CHUNK_PAGES, PAGE_SIZE, AttentionShape
 from mlc_nb.compiler.kernels.cpu.isa import IsaLevel, isa_level
 from mlc_nb.errors import ModelFormatError
-from mlc_nb.models.layers import Norm, PackedLinear, SourceTensor, StackedLinear, embed, gated_silu, in_forms, matrix, vector
+from mlc_nb.models.layers import (
+    Norm,
+    PackedLinear,
+    SourceTensor,
+    StackedLinear,
+    embed,
+    gated_silu,
+    in_forms,
+    matrix,
+    vector,
+)
+from mlc_nb.quantization.packing import ROW_TILE
 from mlc_nb.weights.plan import CompileRequest, LibraryMetadata, RopeTable, VectorWeight
 
 __all__ = ["LlamaConfig", "LlamaForCausalLM", "build"]
@@ -125,12 +136,16 @@ class _Keys:
 class LlamaLayer(nn.Module):
     """One transformer block: attention and gated MLP, each behind an RMSNorm and added to the residual stream."""
 
-    def __init__(self, config: LlamaConfig, request: CompileRequest, level: IsaLevel, shape: AttentionShape, index: int) -> None:
+    def __init__(
+        self, config: LlamaConfig, request: CompileRequest, level: IsaLevel, shape: AttentionShape, index: int
+    ) -> None:
         tensors, prefix = request.tensors, f"blk.{index}."
         quantize = request.activation_dtype == "int8"
         hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
 
         def source(name: str, rows: int, columns: int, heads: int = 0) -> SourceTensor:
+            if rows % ROW_TILE:
+                raise ModelFormatError(f"{prefix}{name} has {rows} rows; the kernels need a multiple of {ROW_TILE}")
             return matrix(tensors, f"{prefix}{name}.weight", rows, columns, heads)
 
         def linear(*sources: SourceTensor) -> StackedLinear:
@@ -175,10 +190,19 @@ class LlamaLayer(nn.Module):
                 Tensor.placeholder([tokens, shape.query_heads, shape.head_dim], "float32"),
             ],
         )
-        partials = op.tensor_ir_op(
+        partials = op.tensor_ir_inplace_op(
             _attend_chunks(level, shape),
             "attend_chunks",
-            [queries, context.positions, context.sequences, context.page_tables, pages, tirx.const(self.index, "int32")],
+            [
+                queries,
+                context.positions,
+                context.sequences,
+                context.page_tables,
+                pages,
+                context.partials,
+                tirx.const(self.index, "int32"),
+            ],
+            [5],
             Tensor.placeholder([tokens, chunks, shape.query_heads, shape.head_dim + 2], "float32"),
         )
         attended = in_forms(
@@ -203,6 +227,7 @@ class StepContext:
     page_tables: Tensor
     cosines: Tensor
     sines: Tensor
+    partials: Tensor
 
 
 class LlamaForCausalLM(nn.Module):
@@ -248,6 +273,8 @@ class LlamaForCausalLM(nn.Module):
         cosines: Tensor,
         sines: Tensor,
         pages: Tensor,
+        partials: Tensor,
+        logits: Tensor,
     ) -> Tensor:
         """Run one step.
 
@@ -263,17 +290,21 @@ class LlamaForCausalLM(nn.Module):
             float32 ``[positions, head_dim / 2]``.
         pages
             The KV pool, written in place.
+        partials
+            float32 ``[t, chunks, query heads, head_dim + 2]`` to work in.
+        logits
+            float32 ``[r, vocab]`` to write to.
 
         Returns
         -------
         Tensor
-            Logits, float32 ``[r, vocab]``.
+            ``logits``.
         """
-        context = StepContext(positions, sequences, page_tables, cosines, sines)
+        context = StepContext(positions, sequences, page_tables, cosines, sines, partials)
         stream = embed(self.level, self.embedding_table, token_ids)
         for layer in self.layers:
             stream, pages = layer(stream, context, pages)
-        return self.lm_head(self.norm(stream, self.lm_head, picked=logit_rows))
+        return self.lm_head.linears[0](self.norm(stream, self.lm_head, picked=logit_rows), out=logits)
 
     def forward_spec(self) -> dict[str, nn.spec.Tensor]:
         """Shapes and dtypes of the arguments of `forward`."""
@@ -287,15 +318,23 @@ class LlamaForCausalLM(nn.Module):
             "cosines": nn.spec.Tensor(["rope_positions", half], "float32"),
             "sines": nn.spec.Tensor(["rope_positions", half], "float32"),
             "pages": nn.spec.Tensor(list(self.shape.pages_shape("num_pages")), self.shape.kv_dtype),
+            "partials": nn.spec.Tensor(
+                ["tokens", "chunks", self.shape.query_heads, self.shape.head_dim + 2], "float32"
+            ),
+            "logits": nn.spec.Tensor(["rows", self.lm_head.linears[0].rows], "float32"),
         }
 
     def norms(self) -> list[Norm]:
         """Every norm of the model."""
-        return [n for layer in self.layers for n in (layer.input_layernorm, layer.post_attention_layernorm)] + [self.norm]
+        return [n for layer in self.layers for n in (layer.input_layernorm, layer.post_attention_layernorm)] + [
+            self.norm
+        ]
 
     def matrices(self) -> list[PackedLinear]:
         """Every packed matrix of the model, each once."""
-        stacks = [s for layer in self.layers for s in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)]
+        stacks = [
+            s for layer in self.layers for s in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+        ]
         found = [product for stack in [*stacks, self.lm_head] for product in stack.linears]
         return found if self.embedding_table in found else [*found, self.embedding_table]
 
@@ -329,6 +368,7 @@ def build(request: CompileRequest) -> tuple[LlamaForCausalLM, LibraryMetadata]:
         isa=request.isa,
         activation_dtype=request.activation_dtype,
         vocab_size=config.vocab_size,
+        padded_vocab_size=model.lm_head.linears[0].rows,
         context_window_size=config.context_window_size,
         hidden_size=config.hidden_size,
         layers=config.layers,

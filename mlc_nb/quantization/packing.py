@@ -12,6 +12,7 @@ GGUF block formats (ggml's ``ggml-common.h``), each of 32 weights along K, littl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from mlc_nb.errors import ModelFormatError
 
-__all__ = ["BLOCK", "BLOCK_BYTES", "ROW_TILE", "PackedPart", "pack", "packed_layout"]
+__all__ = ["BLOCK", "BLOCK_BYTES", "ROW_TILE", "PackedPart", "pack", "packed_bytes", "packed_layout"]
 
 BLOCK = 32
 """Weights in a quantized block."""
@@ -76,6 +77,12 @@ def packed_layout(block_type: str, rows: int, columns: int) -> tuple[PackedPart,
     if block_type == "Q4_1":
         parts.append(PackedPart("offsets", (tiles, blocks, ROW_TILE), "float16"))
     return tuple(parts)
+
+
+def packed_bytes(block_type: str, rows: int, columns: int) -> int:
+    """Bytes of a packed weight."""
+    parts = packed_layout(block_type, rows, columns)
+    return sum(math.prod(part.shape) * np.dtype(part.dtype).itemsize for part in parts)
 
 
 def pack(block_type: str, data: npt.NDArray[np.uint8], columns: int) -> dict[str, npt.NDArray[Any]]:

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["CompileRequest", "LibraryMetadata", "PackedWeight", "RopeTable", "SourceRows", "VectorWeight"]
+__all__ = [
+    "MAX_STEP_TOKENS",
+    "CompileRequest",
+    "LibraryMetadata",
+    "PackedWeight",
+    "RopeTable",
+    "SourceRows",
+    "VectorWeight",
+]
+
+
+MAX_STEP_TOKENS = 2048
+"""New tokens that one call of a compiled model takes at most."""
 
 
 class _Frozen(BaseModel):
@@ -44,7 +56,7 @@ class PackedWeight(_Frozen):
     block_type
         The type of the file's blocks.
     rows, columns
-        N and K of the whole matrix.
+        N and K of the whole matrix; N is a multiple of 16, and rows that no source fills are zero.
     sources
         Tensors whose rows are put under each other.
     """
@@ -85,8 +97,8 @@ class LibraryMetadata(_Frozen):
         Version of the bundle's form.
     architecture, isa, activation_dtype
         What was compiled, for which ISA level, and how products take their activations.
-    vocab_size, context_window_size, hidden_size
-        Rows of the output head, positions that the model was trained for, width of the residual stream.
+    vocab_size, padded_vocab_size, context_window_size, hidden_size
+        Rows of the output head, the same with the rows that fill up its last tile, positions that the model was trained for, width of the residual stream.
     layers, query_heads, kv_heads, head_dim, kv_dtype, page_size, chunk_pages
         The form of the KV pool and of the page tables.
     rope
@@ -100,6 +112,7 @@ class LibraryMetadata(_Frozen):
     isa: str
     activation_dtype: str
     vocab_size: int
+    padded_vocab_size: int
     context_window_size: int
     hidden_size: int
     layers: int

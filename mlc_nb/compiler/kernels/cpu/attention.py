@@ -11,14 +11,16 @@ in a batch, in a prefill and in a decode, with one thread and with many. Chunks 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
 from mlc_nb.compiler.kernels.cpu.elementwise import ActivationSink
-from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 from mlc_nb.compiler.kernels.cpu.vector import VectorCode, build_kernel, parallel_rows
+
+if TYPE_CHECKING:
+    from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
 __all__ = ["CHUNK_PAGES", "PAGE_SIZE", "AttentionShape", "attend_chunks", "merge_chunks", "rotate_and_append"]
 
@@ -119,8 +121,9 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
     """Partial attention of each query over each chunk of its context.
 
     Arguments: queries float32 ``[t, q heads, d]``, positions int32 ``[t]``, sequence of each token int32 ``[t]``, page tables
-    int32 ``[b, chunks, 16]``, the KV pool, the layer as a scalar, partials out float32 ``[t, chunks, q heads, d + 2]``:
-    weighted values, then the maximum and the sum of exponentials. Chunks behind a token's own position stay unwritten.
+    int32 ``[b, chunks, 16]``, the KV pool, partials out float32 ``[t, chunks, q heads, d + 2]``:
+    weighted values, then the maximum and the sum of exponentials. Chunks behind a token's own position stay unwritten. The
+    layer as a scalar.
     """
     code = VectorCode(level.dividing(shape.head_dim))
     heads, kv_heads, dim, group = shape.query_heads, shape.kv_heads, shape.head_dim, shape.group
@@ -137,8 +140,8 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
         sequences = T.match_buffer(T.arg("sequences", T.handle()), (tokens,), "int32")
         page_tables = T.match_buffer(T.arg("page_tables", T.handle()), (batch, chunks, CHUNK_PAGES), "int32")
         pages = T.match_buffer(T.arg("pages", T.handle()), shape.pages_shape(num_pages), shape.kv_dtype)
-        layer = T.arg("layer", T.int32())
         partials = T.match_buffer(T.arg("partials", T.handle()), (tokens, chunks, heads, dim + 2), "float32")
+        layer = T.arg("layer", T.int32())
 
         def kv_vector(page: Any, part: int, head: Any, at: Any) -> Any:
             value = code.load(pages, layer, page, part, head, at)

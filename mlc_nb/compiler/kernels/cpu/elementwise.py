@@ -6,16 +6,19 @@ which products with an offset per block (Q4_0, Q4_1) need.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
-from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 from mlc_nb.compiler.kernels.cpu.linear import decode_columns, weight_arguments
 from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel, parallel_rows
 from mlc_nb.quantization.packing import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
 __all__ = ["ActivationSink", "embedding_rows", "gated_silu", "quantize_rows", "rms_norm"]
 

@@ -7,15 +7,19 @@ of the activations runs through smaller tiles with the same arithmetic in the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tvm import tirx
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
-from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel
 from mlc_nb.quantization.packing import BLOCK, packed_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tvm import tirx
+
+    from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
 __all__ = ["decode_columns", "float_product", "quantized_product", "weight_arguments"]
 
@@ -84,7 +88,7 @@ def quantized_product(level: IsaLevel, block_type: str, rows: int, columns: int,
 
         def accumulate(tile: Any, first: Any, count: int, block: Any, total: Callable[[int, int], Any]) -> list[Any]:
             sums = integer_sums(tile, first, count, block)
-            results = []
+            results: list[Any] = []
             for vector in range(code.tile_vectors):
                 at = vector * code.lanes
                 scale = code.bind(code.half_to_float(code.load(weights["scales"], tile, block, at)))
@@ -127,7 +131,7 @@ def float_product(level: IsaLevel, block_type: str, rows: int, columns: int, res
             step //= 2
 
         def accumulate(tile: Any, first: Any, count: int, block: Any, total: Callable[[int, int], Any]) -> list[Any]:
-            results = []
+            results: list[Any] = []
             for vector in range(code.tile_vectors):
                 sums = [total(token, vector) for token in range(count)]
                 decoded = decode_columns(code, block_type, weights, tile, block, vector * code.lanes, step)

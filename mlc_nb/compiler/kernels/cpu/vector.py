@@ -6,14 +6,16 @@ results are the same whatever the shape of the surrounding loop (design, decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
-from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
 __all__ = ["ROW_TILE", "VectorCode", "build_kernel", "parallel_rows", "unfold"]
 
@@ -30,9 +32,8 @@ _ROUNDING_MAGIC_BITS = 0x4B400000
 
 def build_kernel(body: Callable[[], None]) -> tirx.PrimFunc:
     """Build a private PrimFunc whose arguments and statements ``body`` emits."""
-    with IRBuilder() as ib:
-        with T.prim_func(is_private=True):
-            body()
+    with IRBuilder() as ib, T.prim_func(is_private=True):
+        body()
     return ib.get().with_attr({"tirx.noalias": True})
 
 
@@ -195,7 +196,9 @@ class VectorCode:
         With pmaddubsw the sign of the weight moves to the activation: 2 * 128 * 127 = 32,512 fits in int16.
         """
         if self.level.dot == "maddubs":
-            magnitude = T.call_llvm_pure_intrin(f"int8x{4 * self.lanes}", "llvm.abs", self._bytes(weights), T.bool(False))
+            magnitude = T.call_llvm_pure_intrin(
+                f"int8x{4 * self.lanes}", "llvm.abs", self._bytes(weights), T.bool(False)
+            )
             signed = T.call_llvm_pure_intrin(
                 f"int8x{4 * self.lanes}", "llvm.x86.avx2.psign.b", self._bytes(activations), self._bytes(weights)
             )

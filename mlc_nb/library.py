@@ -1,0 +1,220 @@
+"""Library bundles: a compiled model as three files in the cache, made once by a child process and loaded in milliseconds.
+
+``model.ro`` is the VM executable, ``model.o`` the kernels' object file, ``metadata.json`` says what was compiled and how to
+feed it. ``manifest.json`` holds the hash of each, so that a damaged bundle is seen and built again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from mlc_nb import errors
+from mlc_nb.child import popen
+from mlc_nb.errors import CompileError, MLCError, ModelFormatError, ModelNotFoundError
+from mlc_nb.progress import working
+from mlc_nb.weights.cache import cache_root, disk_errors, exclusive, work_directory
+from mlc_nb.weights.plan import CompileRequest, LibraryMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LibraryBundle", "compile_bundle", "library_root", "load_bundle", "open_bundle"]
+
+_log = logging.getLogger(__name__)
+
+_FILES = ("model.ro", "model.o", "metadata.json", "request.json")
+_MANIFEST = "manifest.json"
+_SOURCES = ("compiler", "models", "quantization", "weights/plan.py")
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class LibraryBundle:
+    """A bundle that is there and whole."""
+
+    directory: Path
+    metadata: LibraryMetadata
+    request: CompileRequest
+
+    @property
+    def executable(self) -> Path:
+        """The VM executable."""
+        return self.directory / "model.ro"
+
+    @property
+    def objects(self) -> Path:
+        """The kernels' object file."""
+        return self.directory / "model.o"
+
+
+def library_root() -> Path:
+    """The folder of all cached bundles."""
+    return cache_root() / "libraries"
+
+
+def open_bundle(request: CompileRequest, *, progress: bool = True) -> LibraryBundle:
+    """The cached bundle for a request, compiled first if it is missing or damaged.
+
+    Two processes that ask at once compile once.
+
+    Raises
+    ------
+    CompileError
+        If the compiler fails; the message holds its last lines.
+    ModelFormatError
+        If the compiler finds that the model cannot be run.
+    """
+    place = library_root() / _key(request)
+    bundle = place / "bundle"
+    found = _intact(bundle)
+    if found is not None:
+        return found
+    with disk_errors(place), exclusive(place, waiting=nullcontext()):
+        found = _intact(bundle)
+        if found is not None:
+            return found
+        with work_directory(place) as work:
+            compile_bundle(request, work / "bundle", progress=progress)
+            shutil.rmtree(bundle, ignore_errors=True)
+            (work / "bundle").replace(bundle)
+        return load_bundle(bundle)
+
+
+def compile_bundle(request: CompileRequest, directory: Path, *, progress: bool = True) -> None:
+    """Compile a request into ``directory``, in a child process that is killed if this call is interrupted.
+
+    Raises
+    ------
+    CompileError, ModelFormatError
+        As in `open_bundle`.
+    """
+    directory.mkdir(parents=True)
+    child = popen(
+        "mlc_nb.compiler",
+        [str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+    try:
+        with working("Compiling the model for this processor (once)", enabled=progress) as tick:
+            stdout, stderr = _communicate(child, request.model_dump_json(), tick)
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    if child.returncode != 0:
+        raise _failure(child.returncode, stdout, stderr)
+    (directory / "request.json").write_text(request.model_dump_json(indent=1), encoding="utf-8")
+    manifest = {name: _digest(directory / name) for name in _FILES}
+    (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def load_bundle(directory: Path) -> LibraryBundle:
+    """Check a bundle's files and read its metadata.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If the folder or one of its files is missing.
+    ModelFormatError
+        If a file is damaged or of another version.
+    """
+    for name in (*_FILES, _MANIFEST):
+        if not (directory / name).is_file():
+            raise ModelNotFoundError(
+                f"{directory} is no model library: it has no {name}. Make one with `mlc-nb compile`, or leave model_lib out."
+            )
+    try:
+        manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
+        damaged = [name for name in _FILES if manifest.get(name) != _digest(directory / name)]
+        if damaged:
+            raise ModelFormatError(f"the model library {directory} is damaged ({', '.join(damaged)}); compile it again")
+        return LibraryBundle(
+            directory,
+            LibraryMetadata.model_validate_json((directory / "metadata.json").read_bytes()),
+            CompileRequest.model_validate_json((directory / "request.json").read_bytes()),
+        )
+    except (ValidationError, ValueError, AttributeError) as error:
+        raise ModelFormatError(
+            f"the model library {directory} was made by another version of mlc_nb; compile it again"
+        ) from error
+
+
+def _intact(directory: Path) -> LibraryBundle | None:
+    if not directory.is_dir():
+        return None
+    try:
+        return load_bundle(directory)
+    except (MLCError, OSError) as error:
+        _log.warning("A cached model library is built again: %s", error)
+        return None
+
+
+def _communicate(child: subprocess.Popen[str], text: str, tick: Callable[[], None]) -> tuple[str, str]:
+    """Wait in short slices, so that Ctrl-C and the progress display get their turns."""
+    pending: str | None = text
+    while True:
+        try:
+            return child.communicate(pending, timeout=0.1)
+        except subprocess.TimeoutExpired:
+            pending = None
+            tick()
+
+
+def _failure(status: int, stdout: str, stderr: str) -> MLCError:
+    """The child's own error where it reported one, else what its end and its last lines tell."""
+    try:
+        report = json.loads(stdout)
+        kind = getattr(errors, report["error"])
+        if issubclass(kind, MLCError):
+            return kind(report["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    end = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    lines = "\n".join(stderr.strip().splitlines()[-_LAST_LINES:]) or "it printed nothing"
+    return CompileError(f"the compiler {end} before the model library was made. Its last lines:\n{lines}")
+
+
+def _key(request: CompileRequest) -> str:
+    """Hash of everything that changes the result."""
+    content = {
+        "request": request.model_dump(mode="json"),
+        "apache-tvm": version("apache-tvm"),
+        "apache-tvm-ffi": version("apache-tvm-ffi"),
+        "platform": sys.platform,
+        "sources": _sources_digest(),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def _sources_digest() -> str:
+    """Hash of the code that makes bundles, so that no upgrade uses an old one."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    for source in _SOURCES:
+        place = package / source
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(path.relative_to(package).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,213 @@
+"""Runs steps of one compiled model on the CPU: owns its weights, its KV pages and its virtual machine."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlc_nb.errors import EngineTerminatedError, MLCError
+from mlc_nb.runtime.arena import Arena
+from mlc_nb.runtime.native import load_native, load_virtual_machine, use_threads
+from mlc_nb.runtime.step import SampledToken, SequenceSlice
+from mlc_nb.weights.plan import MAX_STEP_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mlc_nb.library import LibraryBundle
+
+__all__ = ["CpuModelRunner"]
+
+_PARTIALS_BYTES = 64 * 2**20
+"""Attention workspace of a call; steps that would need more run in several calls."""
+
+
+class CpuModelRunner:
+    """A model on the CPU. Made, used and closed on one thread.
+
+    Parameters
+    ----------
+    bundle
+        The compiled model.
+    parameters
+        Its parameters, from `mlc_nb.runtime.parameters.load_parameters`.
+    rope
+        Cosines and sines, from `mlc_nb.runtime.parameters.rope_tables`; their length is the longest sequence.
+    num_pages
+        Pages of 16 tokens in the KV pool.
+    num_threads
+        Threads of the kernels; None takes the usable cores.
+    """
+
+    def __init__(
+        self,
+        bundle: LibraryBundle,
+        parameters: Sequence[npt.NDArray[Any]],
+        rope: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+        *,
+        num_pages: int,
+        num_threads: int | None,
+    ) -> None:
+        metadata = bundle.metadata
+        self.metadata = metadata
+        self.page_size = metadata.page_size
+        self.num_pages = num_pages
+        self.weight_bytes = sum(parameter.nbytes for parameter in parameters)
+        self._tvm_ffi = load_native()
+        self.num_threads = use_threads(num_threads)
+        self._machine = load_virtual_machine(bundle.executable, bundle.objects)
+        self._forward = self._machine["forward"]
+        shape = (
+            metadata.layers,
+            num_pages,
+            2,
+            metadata.kv_heads,
+            metadata.page_size * metadata.head_dim,
+        )
+        arena = Arena(Arena.needed([(shape, metadata.kv_dtype)]), "the KV cache")
+        pages = arena.array(shape, metadata.kv_dtype)
+        self.kv_bytes = pages.nbytes
+        self._pages = self._tensor(pages)
+        self._parameters = self._tvm_ffi.Array([self._tensor(parameter) for parameter in parameters])
+        self._rope: tuple[Any, ...] = tuple(self._tensor(table) for table in rope)
+        self._partial_bytes = metadata.query_heads * (metadata.head_dim + 2) * 4
+        most_chunks = -(-len(rope[0]) // (metadata.page_size * metadata.chunk_pages))
+        most_partials = most_chunks * self._partial_bytes * MAX_STEP_TOKENS
+        partials_bytes = min(most_partials, max(_PARTIALS_BYTES, most_chunks * self._partial_bytes))
+        self._partials = Arena(partials_bytes, "the attention workspace").array((partials_bytes // 4,), "float32")
+        self._logits = np.empty((0, metadata.padded_vocab_size), np.float32)
+        shape = (1, metadata.padded_vocab_size)
+        self._unwanted_logits = Arena(Arena.needed([(shape, "float32")]), "the logits").array(shape, "float32")
+        self._closed = False
+
+    def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
+        """Run one step; logits after the last token of each slice, float32 ``[len(slices), vocab_size]``."""
+        return self._run(slices, _last_rows(slices)).copy()
+
+    def logits_all(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
+        """Run one step; logits after every new token, float32 ``[total new tokens, vocab_size]``."""
+        return self._run(slices, list(range(sum(len(part.token_ids) for part in slices)))).copy()
+
+    def step(self, slices: Sequence[SequenceSlice]) -> list[SampledToken | None]:
+        """Run one step and sample; one entry a slice, None where its ``sampling`` is None."""
+        last = _last_rows(slices)
+        sampled = [(index, part.sampling) for index, part in enumerate(slices) if part.sampling is not None]
+        logits = self._run(slices, [last[index] for index, _ in sampled])
+        results: list[SampledToken | None] = [None] * len(slices)
+        for row, (index, sampling) in zip(logits, sampled, strict=True):
+            results[index] = sampling.sample(row)
+        return results
+
+    def close(self) -> None:
+        """Release weights, KV pages and the library; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._forward = self._machine = None
+        self._parameters = self._pages = None
+        self._rope = ()
+        self._partials = self._logits = self._unwanted_logits = np.empty((0, 0), np.float32)
+
+    def _run(self, slices: Sequence[SequenceSlice], rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Run one step in as few calls as its size allows; logits after the new tokens that ``rows`` names, ascending.
+
+        The result lies in this runner's own buffer: it is overwritten by the next step.
+        """
+        if self._closed:
+            raise EngineTerminatedError("the model was released; make a new engine")
+        chunks = max(self._chunks(part) for part in slices)
+        most = min(MAX_STEP_TOKENS, max(1, _PARTIALS_BYTES // (chunks * self._partial_bytes)))
+        logits = self._logits_buffer(len(rows))
+        done = first = 0
+        for call in _calls(slices, most):
+            count = sum(len(part.token_ids) for part in call)
+            wanted = [row - first for row in rows[done:] if row < first + count]
+            self._call(call, wanted, logits[done : done + len(wanted)])
+            done, first = done + len(wanted), first + count
+        return logits[:, : self.metadata.vocab_size]
+
+    def _call(self, slices: Sequence[SequenceSlice], rows: Sequence[int], logits: npt.NDArray[np.float32]) -> None:
+        counts = [len(part.token_ids) for part in slices]
+        tokens = sum(counts)
+        token_ids = np.fromiter((token for part in slices for token in part.token_ids), np.int32, tokens)
+        starts = np.fromiter((part.start_position for part in slices), np.int32, len(slices))
+        offsets = np.arange(tokens, dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
+        tables = self._page_tables(slices)
+        if not rows:
+            # The compiled output head takes no empty batch.
+            rows, logits = [tokens - 1], self._unwanted_logits
+        inputs = (
+            token_ids,
+            np.repeat(starts, counts) + offsets,
+            np.repeat(np.arange(len(slices), dtype=np.int32), counts),
+            tables,
+            np.asarray(rows),
+        )
+        size = tokens * tables.shape[1] * self._partial_bytes // 4
+        shape = (tokens, tables.shape[1], self.metadata.query_heads, self.metadata.head_dim + 2)
+        partials = self._partials[:size].reshape(shape)
+        arrays = [self._tensor(_aligned(array)) for array in inputs]
+        outputs = [self._tensor(partials), self._tensor(logits)]
+        try:
+            self._forward(*arrays, *self._rope, self._pages, *outputs, self._parameters)
+        except Exception as error:
+            raise MLCError(f"a step of the model failed in native code: {error}") from error
+
+    def _logits_buffer(self, rows: int) -> npt.NDArray[np.float32]:
+        if len(self._logits) < rows:
+            shape = (rows, self.metadata.padded_vocab_size)
+            self._logits = Arena(Arena.needed([(shape, "float32")]), "the logits").array(shape, "float32")
+        return self._logits[:rows]
+
+    def _chunks(self, part: SequenceSlice) -> int:
+        end = part.start_position + len(part.token_ids)
+        return -(-end // (self.page_size * self.metadata.chunk_pages))
+
+    def _page_tables(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.int32]:
+        """Page tables int32 ``[slices, chunks, pages of a chunk]``, filled up with page 0, which is never read there."""
+        chunk_pages = self.metadata.chunk_pages
+        chunks = max(self._chunks(part) for part in slices)
+        tables = np.zeros((len(slices), chunks * chunk_pages), np.int32)
+        for row, part in zip(tables, slices, strict=True):
+            pages = part.page_table[: len(row)]
+            row[: len(pages)] = pages
+        return tables.reshape(len(slices), chunks, chunk_pages)
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Any:
+        return self._tvm_ffi.from_dlpack(array)
+
+
+def _last_rows(slices: Sequence[SequenceSlice]) -> list[int]:
+    """Of each slice the row of its last new token."""
+    return [end - 1 for end in itertools.accumulate(len(part.token_ids) for part in slices)]
+
+
+def _calls(slices: Sequence[SequenceSlice], most: int) -> Iterator[list[SequenceSlice]]:
+    """Cut a step into calls of at most ``most`` new tokens, in order; usually it is one."""
+    call: list[SequenceSlice] = []
+    room = most
+    for part in slices:
+        start = 0
+        while start < len(part.token_ids):
+            taken = part.token_ids[start : start + room]
+            call.append(SequenceSlice(taken, part.start_position + start, part.page_table, None))
+            start += len(taken)
+            room -= len(taken)
+            if not room:
+                yield call
+                call, room = [], most
+    if call:
+        yield call
+
+
+def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """A copy as int32 that starts at a multiple of 64 bytes, as compiled code expects of its arguments."""
+    size = 4 * array.size
+    buffer = np.empty(size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    view = buffer[start : start + size].view(np.int32).reshape(array.shape)
+    view[...] = array
+    return view
