@@ -38,6 +38,7 @@ ROWS = {
     "cold_start_s": ("cold start to first token, compile included", "s"),
     "warm_start_s": ("warm start to first token", "s"),
     "import_s": ("import mlc_nb", "s"),
+    "import_engine_s": ("import mlc_nb and use MLCEngine's name", "s"),
     "peak_rss_mb": ("peak RSS of the kernel process", "MB"),
 }
 
