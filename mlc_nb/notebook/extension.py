@@ -25,8 +25,8 @@ class _Extension:
         kernel = getattr(shell, "kernel", None)
         self._kernel_end = KernelEnd(kernel) if kernel is not None else None
         shell.register_magics(self._magics)
+        # Magics have put themselves there, which is how %config finds them.
         self._configurables = cast("list[Any]", shell.configurables)
-        self._configurables.append(self._magics)
 
     def remove(self) -> None:
         if self._kernel_end is not None:

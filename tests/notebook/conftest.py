@@ -1,0 +1,143 @@
+"""Real kernels for the notebook tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from jupyter_client.manager import KernelManager
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RunningCell = Callable[["Run"], None]
+
+
+@dataclass
+class Run:
+    """What came back from one cell, in the order and at the time it came."""
+
+    messages: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    reply: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def of_type(self, *kinds: str) -> list[dict[str, Any]]:
+        return [message["content"] for _, message in self.messages if message["msg_type"] in kinds]
+
+    @property
+    def displays(self) -> dict[str, dict[str, Any]]:
+        """The last state of each display, by display_id, as a notebook saves it."""
+        last = {}
+        for content in self.of_type("display_data", "update_display_data"):
+            last[content["transient"].get("display_id", str(len(last)))] = content["data"]
+        return last
+
+    @property
+    def answer(self) -> str:
+        """The Markdown that the cell is left with."""
+        answers = [data["text/markdown"] for data in self.displays.values() if "text/markdown" in data]
+        assert len(answers) <= 1, f"{len(answers)} copies of the answer"
+        return answers[0] if answers else ""
+
+    @property
+    def answer_times(self) -> list[float]:
+        """When each state of the answer came."""
+        return [moment for moment, message in self.messages if "text/markdown" in message["content"].get("data", {})]
+
+    @property
+    def note(self) -> str:
+        notes = [data["text/plain"] for data in self.displays.values() if "<small" in data.get("text/html", "")]
+        return notes[-1] if notes else ""
+
+    def stream(self, name: str) -> str:
+        return "".join(content["text"] for content in self.of_type("stream") if content["name"] == name)
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        return self.of_type("error")
+
+
+class Kernel:
+    """A kernel in its own process, with what it writes to stderr in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stderr_path = folder / "stderr"
+        self._stderr = self.stderr_path.open("w")
+        self.manager = KernelManager(kernel_name="python3")
+        environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
+        self.manager.start_kernel(env=environment, stderr=self._stderr, cwd=str(folder))
+        self.connect()
+
+    def connect(self) -> None:
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self.manager.provisioner.pid)
+
+    def run(self, code: str, *, during: RunningCell | None = None, timeout: float = 120) -> Run:
+        """Execute a cell; ``during`` is called after each of its messages."""
+        run, started = Run(), time.monotonic()
+        message_id = self.client.execute(code)
+        while True:
+            left = started + timeout - time.monotonic()
+            assert left > 0, f"the cell took longer than {timeout} s"
+            with contextlib.suppress(queue.Empty):
+                message = self.client.get_iopub_msg(timeout=min(left, 1))
+                if message["parent_header"].get("msg_id") != message_id:
+                    continue
+                run.messages.append((time.monotonic(), message))
+                if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                    break
+                if during is not None:
+                    during(run)
+        run.seconds = time.monotonic() - started
+        while run.reply == {}:
+            reply = self.client.get_shell_msg(timeout=10)
+            if reply["parent_header"].get("msg_id") == message_id:
+                run.reply = reply["content"]
+        return run
+
+    def start(self, code: str) -> None:
+        """Begin a long chat cell and return when its first words are shown."""
+        message_id = self.client.execute(code)
+        while True:
+            message = self.client.get_iopub_msg(timeout=60)
+            mine = message["parent_header"].get("msg_id") == message_id
+            assert message["msg_type"] != "error", message["content"]
+            if mine and len(message["content"].get("data", {}).get("text/markdown", "")) > 20:
+                return
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        if self.manager.has_kernel:
+            self.manager.shutdown_kernel(now=True)
+        self._stderr.close()
+
+
+@pytest.fixture
+def fresh_kernel(tmp_path: Path, smollm2_path: Path) -> Iterator[Kernel]:
+    """A kernel of its own for a test that ends it; the model is in the cache."""
+    del smollm2_path
+    kernel = Kernel(tmp_path)
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Kernel]:
+    """A kernel with the extension, shared by the tests of a module."""
+    del smollm2_path
+    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    assert kernel.run("%load_ext mlc_nb").reply["status"] == "ok"
+    yield kernel
+    kernel.close()
