@@ -44,8 +44,10 @@ class EngineRow:
         As it was asked for.
     state
         ``"loading"``, ``"ready"``, ``"failed"`` or ``"terminated"``.
+    weight_bytes, kv_bytes
+        Memory that the weights and the KV pages take; None unless ready.
     pages_used, pages_total
-        KV pages that requests hold, and all of them; None while loading.
+        KV pages that requests hold, and all of them; None unless ready.
     requests_running, requests_waiting
         Requests that hold KV pages, and requests in line.
     decode_tokens_per_s
@@ -55,6 +57,8 @@ class EngineRow:
     model: str
     device: str
     state: State
+    weight_bytes: int | None = None
+    kv_bytes: int | None = None
     pages_used: int | None = None
     pages_total: int | None = None
     requests_running: int = 0
@@ -128,9 +132,11 @@ class _Registry:
                 entry.cancelled = True
                 if self._entries.get(entry.key) is entry:
                     del self._entries[entry.key]
-        for entry in entries:
-            if entry.core is not None:
-                entry.core.terminate()
+        cores = [entry.core for entry in entries if entry.core is not None]
+        for core in cores:
+            core.begin_terminate()
+        for core in cores:
+            core.terminate()
 
     def _load(self, entry: _Entry, config: EngineConfig) -> EngineCore:
         key = entry.key
@@ -235,6 +241,7 @@ def model_key(model: str | os.PathLike[str]) -> str:
 
 def _key(model: str, device: str, model_lib: str | None, config: EngineConfig) -> _Key:
     # The name of the model is a part of the configuration too; two names of one model make no difference.
+    device = "cpu" if device == "auto" else device  # the only one yet
     return _Key(model_key(model), device, model_lib, config.model_copy(update={"model": None}))
 
 
@@ -252,6 +259,8 @@ def _row(entry: _Entry) -> EngineRow:
         entry.name,
         entry.key.device,
         row.state,
+        weight_bytes=metrics.weight_bytes,
+        kv_bytes=metrics.kv_bytes,
         pages_used=metrics.total_pages - metrics.free_pages,
         pages_total=metrics.total_pages,
         requests_running=metrics.running_requests,
@@ -262,7 +271,11 @@ def _row(entry: _Entry) -> EngineRow:
 
 def _terminate_all(seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    for entry in _registry.entries():
+    entries = _registry.entries()
+    for entry in entries:
+        if entry.core is not None:
+            entry.core.begin_terminate()
+    for entry in entries:
         if time.monotonic() < deadline:
             _registry.remove([entry])
 

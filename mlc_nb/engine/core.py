@@ -74,6 +74,7 @@ class EngineCore:
         self._scheduler: Scheduler
         self._blocks: BlockManager
         self._pacer: PrefillPacer
+        self._weight_bytes = self._kv_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"mlc_nb engine {model.model_id}", daemon=True)
         self._thread.start()
         self._wait_until_started()
@@ -170,16 +171,22 @@ class EngineCore:
             waiting_requests=self._scheduler.num_waiting,
             free_pages=self._blocks.num_free,
             total_pages=self._blocks.num_pages,
+            weight_bytes=self._weight_bytes,
+            kv_bytes=self._kv_bytes,
             preemptions=self._scheduler.num_preemptions,
         )
+
+    def begin_terminate(self) -> None:
+        """Let the engine thread end as soon as it can; does not wait. `terminate` does the rest."""
+        self._terminating.set()
+        self._inbox.put(_do_nothing)
 
     def terminate(self) -> None:
         """Abort all requests, release the model and end the thread, within 2 s; a second call does nothing.
 
         A native call that lasts longer is left behind on its daemon thread, which releases the model when it returns.
         """
-        self._terminating.set()
-        self._inbox.put(_do_nothing)
+        self.begin_terminate()
         if threading.current_thread() is self._thread or os.getpid() != self._process_id:
             return
         deadline = monotonic() + TERMINATE_SECONDS
@@ -241,6 +248,7 @@ class EngineCore:
         self._blocks = BlockManager(runner.num_pages, runner.page_size)
         self._scheduler = Scheduler(self._blocks, self.config.num_sequences)
         self._pacer = PrefillPacer(self.config.prefill_chunk)
+        self._weight_bytes, self._kv_bytes = runner.weight_bytes, runner.kv_bytes
         with self._lock:
             if self.state == "starting":
                 self.state = "ready"

@@ -27,6 +27,8 @@ class EngineMetrics:
         Requests that hold KV pages now, and requests in line.
     free_pages, total_pages
         KV pages.
+    weight_bytes, kv_bytes
+        Memory that the weights and the KV pages take.
     preemptions
         How often a request gave its pages back to one that came before it, to be computed again.
     last_finished_request
@@ -45,6 +47,8 @@ class EngineMetrics:
     waiting_requests: int = 0
     free_pages: int = 0
     total_pages: int = 0
+    weight_bytes: int = 0
+    kv_bytes: int = 0
     preemptions: int = 0
     last_finished_request: dict[str, Any] | None = None
 

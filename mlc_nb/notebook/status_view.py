@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 
 __all__ = ["status_bundle"]
 
-_HEADINGS = ("model", "device", "state", "KV pages used / total", "requests running / waiting", "decode tokens/s")
+_HEADINGS = (
+    "model",
+    "device",
+    "state",
+    "weights",
+    "KV cache",
+    "KV pages used / total",
+    "requests running / waiting",
+    "decode tokens/s",
+)
 _NOTHING = "No engine is loaded in this kernel. %mlc_load loads one; so does the first %%mlc_chat."
 
 
@@ -29,10 +38,16 @@ def _cells(row: EngineRow) -> tuple[str, ...]:
         row.model,
         row.device,
         row.state,
+        _mebibytes(row.weight_bytes),
+        _mebibytes(row.kv_bytes),
         f"{row.pages_used} / {row.pages_total}" if row.pages_total is not None else "-",
         f"{row.requests_running} / {row.requests_waiting}",
         f"{row.decode_tokens_per_s:.1f}" if row.decode_tokens_per_s is not None else "-",
     )
+
+
+def _mebibytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**20:,.1f} MiB"
 
 
 def _text(rows: Sequence[tuple[str, ...]]) -> str:

@@ -59,6 +59,14 @@ class ModelRunner(Protocol):
     def num_pages(self) -> int:
         """Pages in the KV pool; page indices are 0 to ``num_pages - 1``."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of memory that the weights take."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of memory that the KV pool takes."""
+
     def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
         """Run one step; logits after the last token of each slice, float32 ``[len(slices), vocab_size]``."""
 

@@ -90,6 +90,8 @@ class ScriptedRunner:
         self.page_size = page_size
         self.num_pages = num_pages
         self.step_seconds = step_seconds
+        self.weight_bytes = 1000
+        self.kv_bytes = 8 * num_pages * page_size
         self.closed = False
         self.steps: list[list[int]] = []
         self._next_token = next_token
