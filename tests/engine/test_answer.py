@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlc_nb.engine.answer import Answer
@@ -26,6 +26,7 @@ def run(token_ids: list[int], stops: tuple[str, ...]) -> tuple[list[StreamDelta]
     return [*deltas, answer.finalize()], answer.stopped
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30),
     st.lists(st.sampled_from(["the", " ", "e", "ox j", "\ufffd"])),

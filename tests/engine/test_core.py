@@ -328,9 +328,28 @@ def test_a_script_that_forgets_to_terminate_ends_with_its_own_code() -> None:
     assert time.monotonic() - start < 20
 
 
-def test_a_fork_is_told_that_the_engine_lives_in_its_parent(make_core: MakeCore) -> None:
-    core = make_core()
-    core._process_id += 1
-    with pytest.raises(EngineTerminatedError, match="fork"):
+FORKED = """
+import os
+from tests.engine.scripted import make_model
+from tests.engine.test_core import make_request
+from mlc_nb.engine.core import EngineCore
+from mlc_nb.errors import EngineTerminatedError
+from mlc_nb.protocol.engine_config import EngineConfig
+core = EngineCore(make_model(), EngineConfig())
+child = os.fork()
+if child == 0:
+    try:
         core.submit(make_request("child", [3]))
-    core._process_id -= 1
+    except EngineTerminatedError as error:
+        core.terminate()
+        os._exit(9 if "fork" in str(error) else 8)
+_, status = os.waitpid(child, 0)
+assert len(list(core.submit(make_request("parent", [3])))) > 0
+core.terminate()
+raise SystemExit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_fork_is_told_that_the_engine_lives_in_its_parent() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], timeout=60, check=False)
+    assert done.returncode == 9

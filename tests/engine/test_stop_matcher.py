@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlc_nb.engine.stop_matcher import StopMatcher
@@ -19,6 +19,7 @@ def cut(text: str, stops: list[str]) -> str | None:
     return None
 
 
+@settings(deadline=None)
 @given(pieces=st.lists(letters, max_size=8), stops=stop_lists)
 def test_text_is_cut_at_the_first_character_of_the_match(pieces: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(stops)

@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, completion_create_params
 from openai.types.completion_create_params import CompletionCreateParamsBase
@@ -83,6 +83,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 json_values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
+@settings(deadline=None)
 @given(json_values, st.sampled_from([*ChatCompletionRequest.model_fields, "other"]))
 def test_no_value_of_any_field_raises_anything_else(value: object, name: str) -> None:
     with contextlib.suppress(BadRequestError):
