@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["download_wheel"]
+__all__ = ["download_wheel", "explain_failure"]
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _VERSIONS = re.compile(r"\(from versions: (.*)\)")
@@ -85,7 +85,7 @@ def download_wheel(requirement: str, work: Path, *, progress: bool) -> Path:
         status = process.wait()
     wheels = list(target.glob("*.whl"))
     if status != 0 or len(wheels) != 1:
-        raise _explain(requirement, status, list(lines), work)
+        raise explain_failure(requirement, status, list(lines), work)
     return wheels[0]
 
 
@@ -104,29 +104,28 @@ def _running(
         errors="replace",
         env=pip_environment(pip, work),
     )
+    arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    reader = threading.Thread(target=_read, args=(process, arrived), name="mlc_nb-pip-output", daemon=True)
     try:
-        yield process, _lines(process)
+        reader.start()
+        yield process, _lines(arrived)
     finally:
         if process.poll() is None:
             _kill(process)
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        reader.join()
 
 
-def _lines(process: subprocess.Popen[str]) -> Iterator[str | None]:
-    """Yield pip's lines as they come, and None every now and then; the waits let a signal through."""
-    arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        stdout = process.stdout
-        if stdout is not None:
-            for line in stdout:
+def _read(process: subprocess.Popen[str], arrived: queue.SimpleQueue[str | None]) -> None:
+    if process.stdout is not None:
+        with process.stdout as output:
+            for line in output:
                 arrived.put(line.rstrip())
-        arrived.put(None)
+    arrived.put(None)
 
-    reader = threading.Thread(target=read, name="mlc_nb-pip-output", daemon=True)
-    reader.start()
+
+def _lines(arrived: queue.SimpleQueue[str | None]) -> Iterator[str | None]:
+    """Yield pip's lines as they come, and None every now and then; the waits let a signal through."""
     while True:
         try:
             line = arrived.get(timeout=_SECONDS_BETWEEN_LOOKS)
@@ -134,7 +133,6 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str | None]:
             yield None
             continue
         if line is None:
-            reader.join()
             return
         yield line
 
@@ -161,7 +159,8 @@ def _bytes_below(folder: Path) -> int:
     return largest
 
 
-def _explain(requirement: str, status: int, lines: list[str], work: Path) -> MLCError:
+def explain_failure(requirement: str, status: int, lines: list[str], work: Path) -> MLCError:
+    """Make the error for a pip that ended with ``status`` after it had written ``lines``."""
     text = "\n".join(lines)
     told = [line for line in lines if line.strip() and not line.startswith("WARNING: Location")]
     last = "".join(f"\n  {line}" for line in told[-_LINES_SHOWN:])

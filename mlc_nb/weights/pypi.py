@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from mlc_nb.errors import ModelNotFoundError
@@ -35,7 +35,7 @@ class PyPIFile:
     distribution
         Normalized name of the package.
     version
-        Normalized version.
+        Normalized version: 1.0 and 1.0.0 are both 1.
     member
         Path of the file inside the wheel, or only its base name.
     """
@@ -54,7 +54,7 @@ class PyPIFile:
         if not _DISTRIBUTION.fullmatch(distribution):
             raise ModelNotFoundError(f"{text}: {distribution!r} cannot be the name of a package; the form is {_FORM}.")
         try:
-            exact = str(Version(version))
+            exact = canonicalize_version(Version(version))
         except InvalidVersion:
             raise ModelNotFoundError(f"{text}: {version!r} is not one exact version; the form is {_FORM}.") from None
         steps = member.split("/")

@@ -71,6 +71,7 @@ class Index:
     wheels: dict[str, tuple[Path, str]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     bytes_a_second: float = float("inf")
+    breaks_off_at: int | None = None
 
     def offer(self, wheel: Path, sha256: str | None = None) -> None:
         self.wheels[wheel.name] = (wheel, sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest())
@@ -108,8 +109,12 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
             try:
                 for start in range(0, len(body), step):
                     self.wfile.write(body[start : start + step])
-                    if kind != "text/html":
-                        time.sleep(step / served.bytes_a_second)
+                    if kind == "text/html":
+                        continue
+                    time.sleep(step / served.bytes_a_second)
+                    if served.breaks_off_at is not None and start >= served.breaks_off_at:
+                        self.close_connection = True
+                        return
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True
 
