@@ -1,7 +1,8 @@
-"""Library bundles: a compiled model as three files in the cache, made once by a child process and loaded in milliseconds.
+"""Library bundles: compiled models in the cache, each made once by a child process and loaded in milliseconds.
 
-``model.ro`` is the VM executable, ``model.o`` the kernels' object file, ``metadata.json`` says what was compiled and how to
-feed it. ``manifest.json`` holds the hash of each, so that a damaged bundle is seen and built again.
+``model.ro`` is the VM executable, ``model.o`` the kernels' object file, ``metadata.json`` says how to feed them and
+``request.json`` what they were compiled from. ``manifest.json`` holds the hash of each, so that a damaged bundle is
+seen and built again.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def load_bundle(directory: Path) -> LibraryBundle:
     for name in (*_FILES, _MANIFEST):
         if not (directory / name).is_file():
             raise ModelNotFoundError(
-                f"{directory} is no model library: it has no {name}. Make one with `mlc-nb compile`, or leave model_lib out."
+                f"{directory} is no model library: it has no {name}. Leave model_lib out to have one compiled."
             )
     try:
         manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
@@ -168,20 +169,26 @@ def _intact(directory: Path) -> LibraryBundle | None:
 
 def _communicate(child: subprocess.Popen[str], text: str, tick: Callable[[], None]) -> tuple[str, str]:
     """Wait in short slices, so that Ctrl-C and the progress display get their turns."""
-    pending: str | None = text
-    while True:
-        try:
-            return child.communicate(pending, timeout=0.1)
-        except subprocess.TimeoutExpired:
-            pending = None
-            tick()
+    output = _output_so_far(child, text)
+    while output is None:
+        tick()
+        output = _output_so_far(child, None)
+    return output
+
+
+def _output_so_far(child: subprocess.Popen[str], text: str | None) -> tuple[str, str] | None:
+    """Both outputs of the child if it ends within a tenth of a second."""
+    try:
+        return child.communicate(text, timeout=0.1)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _failure(status: int, stdout: str, stderr: str) -> MLCError:
     """The child's own error where it reported one, else what its end and its last lines tell."""
     try:
         report = json.loads(stdout)
-        kind = getattr(errors, report["error"])
+        kind: type[MLCError] = getattr(errors, report["error"])
         if issubclass(kind, MLCError):
             return kind(report["message"])
     except (ValueError, KeyError, TypeError, AttributeError):

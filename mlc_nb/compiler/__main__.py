@@ -1,7 +1,7 @@
 """The compiler's child process: a `CompileRequest` as JSON on standard input, a folder to write to as its argument.
 
-Writes ``model.ro``, ``model.o`` and ``metadata.json``. An error that has a message for the user goes to standard output as
-JSON (``error``, ``message``) with exit status 3; anything else ends with a traceback on standard error.
+Writes ``model.ro``, ``model.o`` and ``metadata.json``. An error that has a message for the user goes to standard output
+as JSON (``error``, ``message``) with exit status 3; anything else ends with a traceback on standard error.
 """
 
 from __future__ import annotations

@@ -70,9 +70,8 @@ def _relax_passes(target: tvm.target.Target) -> tvm.transform.Pass:
         relax.transform.AttachGlobalSymbol(),
     ]
 
-    @tvm.transform.module_pass(opt_level=0)
     def run(module: tvm.ir.IRModule, _context: tvm.transform.PassContext) -> tvm.ir.IRModule:
         with target:
             return tvm.transform.Sequential(passes)(module)
 
-    return run
+    return tvm.transform.module_pass(run, opt_level=0)

@@ -73,10 +73,10 @@ def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: 
     if total < smallest:
         wanted = config.max_total_sequence_length or smallest
         raise OutOfMemoryError(
-            f"the model needs {weight_bytes / 2**20:,.0f} MiB for its weights, {_WORKSPACE_BYTES / 2**20:,.0f} MiB to work in and "
-            f"{wanted * token_bytes / 2**20:,.1f} MiB for a KV cache of {wanted} tokens; {free_bytes / 2**20:,.0f} MiB are free, of "
-            f"which {_SHARE_OF_FREE_MEMORY:.0%} may be used. Free memory, unload another model, or lower "
-            "engine_config.max_total_sequence_length."
+            f"the model needs {weight_bytes / 2**20:,.0f} MiB for its weights, {_WORKSPACE_BYTES / 2**20:,.0f} MiB to "
+            f"work in and {wanted * token_bytes / 2**20:,.1f} MiB for a KV cache of {wanted} tokens; "
+            f"{free_bytes / 2**20:,.0f} MiB are free, of which {_SHARE_OF_FREE_MEMORY:.0%} may be used. Free memory, "
+            "unload another model, or lower engine_config.max_total_sequence_length."
         )
     if config.max_single_sequence_length is not None and config.max_single_sequence_length > total:
         raise BadRequestError(

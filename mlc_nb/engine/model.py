@@ -112,8 +112,8 @@ def load_model(
         limits = resolve_limits(bundle.metadata, config, free_memory())
         if vocabulary.tokenizer.get_vocab_size() > bundle.metadata.vocab_size:
             raise ModelFormatError(
-                f"{source.path} has {vocabulary.tokenizer.get_vocab_size()} tokens but only {bundle.metadata.vocab_size} rows "
-                "of embeddings; the file is inconsistent"
+                f"{source.path} has {vocabulary.tokenizer.get_vocab_size()} tokens but only "
+                f"{bundle.metadata.vocab_size} rows of embeddings; the file is inconsistent"
             )
         template = vocabulary.chat_template
         return LoadedModel(
@@ -160,7 +160,7 @@ def _library(request: CompileRequest, model_lib: str | os.PathLike[str] | None, 
     if given.model_copy(update={"isa": request.isa}) != request:
         raise ModelFormatError(
             f"the library {model_lib} was compiled for another model or for other settings (activation_dtype "
-            f"{given.activation_dtype}, wanted {request.activation_dtype}); leave model_lib out, or compile it for this model"
+            f"{given.activation_dtype}, wanted {request.activation_dtype}); leave model_lib out to have one compiled"
         )
     if given.isa not in runnable_isas():
         raise DeviceUnavailableError(

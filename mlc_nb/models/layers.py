@@ -133,7 +133,7 @@ class PackedLinear(nn.Module):
 
 
 class StackedLinear(nn.Module):
-    """A product with matrices stacked on each other's rows: one product where their blocks are of one type, else several."""
+    """A product with matrices stacked on each other's rows: one where their blocks are of one type, else several."""
 
     def __init__(self, level: IsaLevel, sources: list[SourceTensor], quantize_activations: bool) -> None:
         same = len({source.block_type for source in sources}) == 1
@@ -236,7 +236,8 @@ def vector(tensors: dict[str, tuple[str, tuple[int, ...]]], name: str, size: int
     block_type, shape = tensors[name]
     if shape != (size,) or block_type not in ("F32", "F16", "BF16"):
         raise ModelFormatError(
-            f"tensor {name!r} is {block_type} of shape {list(shape)}; its architecture needs {size} unquantized elements"
+            f"tensor {name!r} is {block_type} of shape {list(shape)}; its architecture needs {size} unquantized "
+            "elements (F32, F16 or BF16)"
         )
     return name
 

@@ -67,8 +67,8 @@ class LlamaConfig:
         head_dim = keys.integer("attention.key_length", hidden // heads if heads else 0)
         if heads < 1 or kv_heads < 1 or heads % kv_heads or head_dim % 8 or head_dim < 8:
             raise ModelFormatError(
-                f"impossible attention sizes: {heads} heads, {kv_heads} KV heads, head size {head_dim}; KV heads must divide "
-                "the heads, and the head size must be a multiple of 8"
+                f"impossible attention sizes: {heads} heads, {kv_heads} KV heads, head size {head_dim}; KV heads must "
+                "divide the heads, and the head size must be a multiple of 8"
             )
         rotated = keys.integer("rope.dimension_count", head_dim)
         if rotated != head_dim:
@@ -261,7 +261,8 @@ class LlamaForCausalLM(nn.Module):
     @property
     def embedding_table(self) -> PackedLinear:
         """The embedding: a matrix of its own, or the output head's."""
-        return getattr(self, "embed_tokens", self.lm_head.linears[0])
+        own: PackedLinear | None = getattr(self, "embed_tokens", None)
+        return self.lm_head.linears[0] if own is None else own
 
     def forward(
         self,

@@ -23,5 +23,6 @@ def architecture_module(architecture: str) -> str:
     except KeyError:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ModelFormatError(
-            f"the model's architecture is {architecture!r}; this version can run: {known}. Choose a model of one of these."
+            f"the model's architecture is {architecture!r}; this version can run: {known}. Choose a model of one of "
+            "these."
         ) from None

@@ -50,8 +50,9 @@ def packed_layout(block_type: str, rows: int, columns: int) -> tuple[PackedPart,
     Returns
     -------
     tuple of PackedPart
-        F32, F16, BF16: ``values`` ``[N/16, K, 16]`` (BF16 as uint16). Q8_0: ``quants`` int32 ``[N/16, K/32, 8, 16]``, ``scales``
-        float16 ``[N/16, K/32, 16]``. Q4_0: the same with 4 words a block. Q4_1: besides, ``offsets`` like ``scales``.
+        F32, F16, BF16: ``values`` ``[N/16, K, 16]`` (BF16 as uint16). Q8_0: ``quants`` int32
+        ``[N/16, K/32, 8, 16]``, ``scales`` float16 ``[N/16, K/32, 16]``. Q4_0: the same with 4 words a block. Q4_1:
+        besides, ``offsets`` like ``scales``.
 
     Raises
     ------

@@ -12,7 +12,7 @@ __all__ = ["usable_cores"]
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may run on, by affinity and by the CPU quota of its control group; at least 1."""
+    """Physical cores that this process may run on, by affinity and by its control group's CPU quota; at least 1."""
     count = _physical(_affinity())
     quota = _cgroup_quota()
     return max(1, count if quota is None else min(count, math.ceil(quota)))

@@ -64,8 +64,8 @@ def runnable_isas() -> tuple[str, ...]:
     if machine in ("aarch64", "arm64") and _has_arm_dot_product():
         return ("neon-dot",)
     raise DeviceUnavailableError(
-        f"this processor ({machine}) has no supported instruction set; supported are x86-64 and 64-bit ARM with the dot "
-        "product extension"
+        f"this processor ({machine}) has no supported instruction set; supported are x86-64 and 64-bit ARM with the "
+        "dot product extension"
     )
 
 
@@ -75,7 +75,7 @@ def _x86_flags() -> set[str]:
     if sys.platform == "win32":
         import ctypes
 
-        # PF_AVX2_INSTRUCTIONS_AVAILABLE; every processor with AVX2 that runs a supported Windows has the rest of its level.
+        # PF_AVX2_INSTRUCTIONS_AVAILABLE; a processor with AVX2 that runs a supported Windows has the rest of its level.
         if ctypes.windll.kernel32.IsProcessorFeaturePresent(40):
             return set(_AVX2)
     return set()

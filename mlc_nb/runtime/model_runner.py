@@ -60,15 +60,9 @@ class CpuModelRunner:
         self.num_threads = use_threads(num_threads)
         self._machine = load_virtual_machine(bundle.executable, bundle.objects)
         self._forward = self._machine["forward"]
-        shape = (
-            metadata.layers,
-            num_pages,
-            2,
-            metadata.kv_heads,
-            metadata.page_size * metadata.head_dim,
-        )
-        arena = Arena(Arena.needed([(shape, metadata.kv_dtype)]), "the KV cache")
-        pages = arena.array(shape, metadata.kv_dtype)
+        pool = (metadata.layers, num_pages, 2, metadata.kv_heads, metadata.page_size * metadata.head_dim)
+        arena = Arena(Arena.needed([(pool, metadata.kv_dtype)]), "the KV cache")
+        pages = arena.array(pool, metadata.kv_dtype)
         self.kv_bytes = pages.nbytes
         self._pages = self._tensor(pages)
         self._parameters = self._tvm_ffi.Array([self._tensor(parameter) for parameter in parameters])
@@ -79,17 +73,17 @@ class CpuModelRunner:
         partials_bytes = min(most_partials, max(_PARTIALS_BYTES, most_chunks * self._partial_bytes))
         self._partials = Arena(partials_bytes, "the attention workspace").array((partials_bytes // 4,), "float32")
         self._logits = np.empty((0, metadata.padded_vocab_size), np.float32)
-        shape = (1, metadata.padded_vocab_size)
-        self._unwanted_logits = Arena(Arena.needed([(shape, "float32")]), "the logits").array(shape, "float32")
+        unwanted = (1, metadata.padded_vocab_size)
+        self._unwanted_logits = Arena(Arena.needed([(unwanted, "float32")]), "the logits").array(unwanted, "float32")
         self._closed = False
 
     def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
         """Run one step; logits after the last token of each slice, float32 ``[len(slices), vocab_size]``."""
-        return self._run(slices, _last_rows(slices)).copy()
+        return np.array(self._run(slices, _last_rows(slices)))
 
     def logits_all(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
         """Run one step; logits after every new token, float32 ``[total new tokens, vocab_size]``."""
-        return self._run(slices, list(range(sum(len(part.token_ids) for part in slices)))).copy()
+        return np.array(self._run(slices, list(range(sum(len(part.token_ids) for part in slices)))))
 
     def step(self, slices: Sequence[SequenceSlice]) -> list[SampledToken | None]:
         """Run one step and sample; one entry a slice, None where its ``sampling`` is None."""
@@ -167,7 +161,7 @@ class CpuModelRunner:
         return -(-end // (self.page_size * self.metadata.chunk_pages))
 
     def _page_tables(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.int32]:
-        """Page tables int32 ``[slices, chunks, pages of a chunk]``, filled up with page 0, which is never read there."""
+        """Page tables int32 ``[slices, chunks, pages of a chunk]``, filled up with page 0 where none is read."""
         chunk_pages = self.metadata.chunk_pages
         chunks = max(self._chunks(part) for part in slices)
         tables = np.zeros((len(slices), chunks * chunk_pages), np.int32)

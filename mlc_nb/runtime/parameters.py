@@ -91,8 +91,10 @@ def _rotated_rows(source: SourceRows, data: npt.NDArray[np.uint8]) -> npt.NDArra
     """Reorder rows (2 i, 2 i + 1) of each head to (i, i + half): rotary pairs become halves, as in GPT-NeoX."""
     if not source.interleaved_heads:
         return data
-    heads = data.reshape(source.interleaved_heads, -1, 2, data.shape[1])
-    return heads.transpose(0, 2, 1, 3).reshape(data.shape)
+    rows, row_bytes = data.shape
+    heads = data.reshape(source.interleaved_heads, -1, 2, row_bytes)
+    reordered: npt.NDArray[np.uint8] = heads.transpose(0, 2, 1, 3).reshape(rows, row_bytes)
+    return reordered
 
 
 def _floats(tensor: SourceTensorData) -> npt.NDArray[np.float32]:

@@ -51,8 +51,8 @@ class PackedWeight(_Frozen):
     Attributes
     ----------
     parameters
-        The parameter of each part of the layout (`mlc_nb.quantization.packing.packed_layout`), by position in the model's
-        parameter list.
+        The parameter of each part of the layout (`mlc_nb.quantization.packing.packed_layout`), by position in the
+        model's parameter list.
     block_type
         The type of the file's blocks.
     rows, columns
@@ -98,7 +98,8 @@ class LibraryMetadata(_Frozen):
     architecture, isa, activation_dtype
         What was compiled, for which ISA level, and how products take their activations.
     vocab_size, padded_vocab_size, context_window_size, hidden_size
-        Rows of the output head, the same with the rows that fill up its last tile, positions that the model was trained for, width of the residual stream.
+        Rows of the output head, the same with the rows that fill up its last tile, positions that the model was
+        trained for, width of the residual stream.
     layers, query_heads, kv_heads, head_dim, kv_dtype, page_size, chunk_pages
         The form of the KV pool and of the page tables.
     rope

@@ -1,7 +1,7 @@
 """Attention over paged keys and values.
 
-A page holds 16 tokens of one layer: for each KV head the keys transposed, ``[head_dim, 16]``, so that a vector lane is a
-token and scores need no sum across lanes, then the values, ``[16, head_dim]``, so that a lane is a dimension.
+A page holds 16 tokens of one layer: for each KV head the keys transposed, ``[head_dim, 16]``, so that a vector lane is
+a token and scores need no sum across lanes, then the values, ``[16, head_dim]``, so that a lane is a dimension.
 
 Each query looks at its context in chunks of 256 tokens. A chunk's partial result (running maximum, sum of exponentials,
 weighted values) never depends on the batch, and chunks are merged in order; so a token's result is the same alone and
@@ -120,10 +120,10 @@ def rotate_and_append(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
 def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
     """Partial attention of each query over each chunk of its context.
 
-    Arguments: queries float32 ``[t, q heads, d]``, positions int32 ``[t]``, sequence of each token int32 ``[t]``, page tables
-    int32 ``[b, chunks, 16]``, the KV pool, partials out float32 ``[t, chunks, q heads, d + 2]``:
-    weighted values, then the maximum and the sum of exponentials. Chunks behind a token's own position stay unwritten. The
-    layer as a scalar.
+    Arguments: queries float32 ``[t, q heads, d]``, positions int32 ``[t]``, sequence of each token int32 ``[t]``, page
+    tables int32 ``[b, chunks, 16]``, the KV pool, partials out float32 ``[t, chunks, q heads, d + 2]`` (weighted
+    values, then the maximum and the sum of exponentials), the layer as a scalar. Chunks behind a token's own position
+    stay unwritten.
     """
     code = VectorCode(level.dividing(shape.head_dim))
     heads, kv_heads, dim, group = shape.query_heads, shape.kv_heads, shape.head_dim, shape.group
@@ -241,8 +241,8 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
 def merge_chunks(level: IsaLevel, shape: AttentionShape, quantize: bool) -> tirx.PrimFunc:
     """Merge the partial results of a token's chunks, in order.
 
-    Arguments: partials float32 ``[t, chunks, q heads, d + 2]``, positions int32 ``[t]``, output float32 ``[t, q heads * d]`` or
-    quantized.
+    Arguments: partials float32 ``[t, chunks, q heads, d + 2]``, positions int32 ``[t]``, output float32
+    ``[t, q heads * d]`` or quantized.
     """
     code = VectorCode(level.dividing(shape.head_dim))
     heads, dim = shape.query_heads, shape.head_dim

@@ -66,8 +66,8 @@ class ActivationSink:
 def rms_norm(level: IsaLevel, columns: int, epsilon: float, quantize: bool, gather: bool) -> tirx.PrimFunc:
     """``x * weight / sqrt(mean(x**2) + epsilon)`` for each row.
 
-    Arguments: input float32 ``[m, C]``, with ``gather`` row numbers int32 ``[r]`` (only these rows are computed), weight
-    float32 ``[C]``, then the output: float32 ``[m, C]``, or quantized as in the head of this module.
+    Arguments: input float32 ``[m, C]``, with ``gather`` row numbers int32 ``[r]`` (only these rows are computed),
+    weight float32 ``[C]``, then the output: float32 ``[m, C]``, or quantized as in the head of this module.
     """
     code = VectorCode(level.dividing(columns))
 

@@ -1,8 +1,9 @@
 """Products of activations and packed weights: ``output[m, n] = sum_k input[m, k] * weight[n, k]``.
 
-Weights come packed by `mlc_nb.quantization.packing`: 16 output rows side by side, so that a vector lane is an output row
-and no lane is ever summed with another. One register tile is 16 rows by `IsaLevel.token_tile` activations; what remains
-of the activations runs through smaller tiles with the same arithmetic in the same order, block by block along K.
+Weights come packed by `mlc_nb.quantization.packing`: 16 output rows side by side, so that a vector lane is an output
+row and no lane is ever summed with another. One register tile is 16 rows by `IsaLevel.token_tile` activations; what
+remains of the activations runs through smaller tiles with the same arithmetic in the same order, block by block
+along K.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kerne
 from mlc_nb.quantization.packing import BLOCK, packed_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tvm import tirx
 
@@ -148,6 +149,7 @@ def float_product(level: IsaLevel, block_type: str, rows: int, columns: int, res
 
 
 def weight_arguments(block_type: str, rows: int, columns: int) -> dict[str, Any]:
+    """Declare the kernel arguments of a packed weight; buffers by the names of `packed_layout`."""
     return {
         part.name: T.match_buffer(T.arg(part.name, T.handle()), part.shape, part.dtype)
         for part in packed_layout(block_type, rows, columns)
@@ -155,9 +157,12 @@ def weight_arguments(block_type: str, rows: int, columns: int) -> dict[str, Any]
 
 
 def decode_columns(
-    code: VectorCode, block_type: str, weights: dict[str, Any], tile: Any, block: Any, at: int, step: int
-) -> Any:
-    """Yield (column within the step, float32 weights of one vector of rows)."""
+    code: VectorCode, block_type: str, weights: dict[str, Any], tile: Any, block: Any, at: Any, step: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield (column within the step, float32 weights of one vector of rows) for each of the ``step`` columns.
+
+    ``at`` is the first of the vector's rows within the tile; the columns start at ``block * step``.
+    """
     if not block_type.startswith("Q"):
         for column in range(step):
             value = code.load(weights["values"], tile, block * step + column, at)

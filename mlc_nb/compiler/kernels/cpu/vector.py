@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
-__all__ = ["ROW_TILE", "VectorCode", "build_kernel", "parallel_rows", "unfold"]
+__all__ = ["ROW_TILE", "VectorCode", "build_kernel", "parallel_rows"]
 
 ROW_TILE = 16
 """Output rows that are stored side by side in packed weights; every level's vector length divides it."""
@@ -44,15 +44,6 @@ def parallel_rows(rows: Any, emit: Callable[[Any], None]) -> None:
             emit(row)
         with T.Else(), T.serial(0, rows) as row:
             emit(row)
-
-
-def unfold(index: Any, *extents: Any) -> list[Any]:
-    """Split a flat index into coordinates, the last one running fastest."""
-    coordinates: list[Any] = []
-    for extent in reversed(extents[1:]):
-        coordinates.append(index % extent)
-        index = index // extent
-    return [index, *reversed(coordinates)]
 
 
 class VectorCode:
