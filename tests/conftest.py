@@ -20,6 +20,15 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def warm_model(smollm2_path: Path) -> Path:
+    """The default model's file, with its compiled library in the cache too: other processes load it silently."""
+    from mlc_nb import MLCEngine
+
+    MLCEngine().terminate()
+    return smollm2_path
+
+
+@pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
     """Greedy answers of the default model in float32; the file lies beside the checkout."""
     return json.loads(GOLDEN.read_text(encoding="utf-8"))

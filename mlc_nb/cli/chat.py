@@ -35,12 +35,16 @@ def chat(model: str | None, prompt: str | None, system: str | None, sampling: di
 
     Raises
     ------
+    MLCError
+        The prompt is empty, the model cannot be loaded, or it refuses the request.
     KeyboardInterrupt
         Ctrl-C outside a conversation.
     """
     conversation = [] if system is None else [{"role": "system", "content": system}]
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
+    if prompt is not None and not prompt.strip():
+        raise BadRequestError("The prompt is empty: give one with --prompt, or through a pipe.")
     with get_engine(model) as engine:
         if prompt is not None:
             _answer(engine, [*conversation, {"role": "user", "content": prompt}], sampling)

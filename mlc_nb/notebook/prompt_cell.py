@@ -48,12 +48,12 @@ class PromptCells:
         """Return what was typed below the magic, given the body that IPython handed to it.
 
         IPython ends a cell with a newline where there was none; this one newline is taken back. Everything else,
-        leading and trailing space and blank lines included, stays.
+        leading and trailing space and blank lines included, stays. In a terminal the blank lines that end a cell are no
+        part of it.
         """
         typed = self._raw_cell.lstrip("\r\n").partition("\n")[2]
-        if body in (typed, typed + "\n"):
-            return typed
-        return body.removesuffix("\n")
+        prompt = typed if body in (typed, typed + "\n") else body.removesuffix("\n")
+        return prompt if getattr(self._shell, "kernel", None) is not None else prompt.rstrip("\n")
 
     def _remember(self, info: ExecutionInfo) -> None:
         self._raw_cell = info.raw_cell or ""

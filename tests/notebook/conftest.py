@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,11 @@ from jupyter_client.manager import KernelManager
 if TYPE_CHECKING:
     from pathlib import Path
 
+BUSY_AT_SHUTDOWN = re.compile(
+    r"\[IPKernelApp\] ERROR \| Exception in message handler:\n(?:(?!mlc_nb).)*?"
+    r"zmq\.error\.ZMQError: Socket operation on non-socket\n",
+    re.DOTALL,
+)
 RunningCell = Callable[["Run"], None]
 
 
@@ -70,10 +76,16 @@ class Kernel:
     def __init__(self, folder: Path) -> None:
         self.stderr_path = folder / "stderr"
         self._stderr = self.stderr_path.open("w")
-        self.manager = KernelManager(kernel_name="python3")
+        # Over TCP, ipykernel warns on stderr that nothing is encrypted.
+        self.manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(folder / "ipc"))
         environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
         self.manager.start_kernel(env=environment, stderr=self._stderr, cwd=str(folder))
         self.connect()
+
+    @property
+    def complaints(self) -> str:
+        """What the process wrote to stderr, but for what ipykernel says itself when any busy cell is shut down."""
+        return BUSY_AT_SHUTDOWN.sub("", self.stderr_path.read_text())
 
     def connect(self) -> None:
         self.client = self.manager.blocking_client()
@@ -125,18 +137,18 @@ class Kernel:
 
 
 @pytest.fixture
-def fresh_kernel(tmp_path: Path, smollm2_path: Path) -> Iterator[Kernel]:
-    """A kernel of its own for a test that ends it; the model is in the cache."""
-    del smollm2_path
+def fresh_kernel(tmp_path: Path, warm_model: Path) -> Iterator[Kernel]:
+    """A kernel of its own for a test that ends it; the model and its library are in the cache."""
+    del warm_model
     kernel = Kernel(tmp_path)
     yield kernel
     kernel.close()
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Kernel]:
+def kernel(tmp_path_factory: pytest.TempPathFactory, warm_model: Path) -> Iterator[Kernel]:
     """A kernel with the extension, shared by the tests of a module."""
-    del smollm2_path
+    del warm_model
     kernel = Kernel(tmp_path_factory.mktemp("kernel"))
     assert kernel.run("%load_ext mlc_nb").reply["status"] == "ok"
     yield kernel

@@ -1,0 +1,48 @@
+"""The magics in a plain IPython terminal, where answers stream as text."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SESSION = r"""
+%load_ext mlc_nb
+%%mlc_chat --temperature 0 --max-tokens 40 -o answer
+What is the capital of France? Answer in one sentence.
+
+
+print("named", answer is _, type(answer).__name__)
+%%mlc_chat -m nowhere
+Hi
+
+
+%mlc_status
+%mlc_unload
+"""
+
+
+def test_a_session(warm_model: Path, tmp_path: Path) -> None:
+    del warm_model
+    finished = subprocess.run(
+        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor", "--no-confirm-exit"],
+        input=SESSION.lstrip(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    output = finished.stdout
+    assert output.count("The capital of France is Paris.") == 1
+    assert "tokens/s" in output
+    assert "named True ChatAnswer" in output
+    assert "ModelNotFoundError: There is no model 'nowhere'" in output
+    assert "Traceback" not in output
+    assert "smollm2  cpu     ready" in output
+    assert "unloaded smollm2" in output
