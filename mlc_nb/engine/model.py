@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedModel", "load_model"]
 
+DEFAULT_ACTIVATIONS = "int16"
+"""What ``EngineConfig.activation_dtype`` "auto" means on a CPU: answers as in float32, from int8 instructions."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -148,7 +151,7 @@ def _compile_request(file: GGUFFile, config: EngineConfig) -> CompileRequest:
         hyperparameters=hyperparameters,
         tensors={name: (tensor.block_type, tensor.shape) for name, tensor in file.tensors.items()},
         isa=host_isa(),
-        activation_dtype="float32" if config.activation_dtype == "float32" else "int8",
+        activation_dtype=DEFAULT_ACTIVATIONS if config.activation_dtype == "auto" else config.activation_dtype,
     )
 
 

@@ -15,11 +15,14 @@ from mlc_nb.quantization.packing import BLOCK, ROW_TILE, packed_layout
 from mlc_nb.weights.plan import PackedWeight, SourceRows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tvm import tirx
 
     from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
 __all__ = [
+    "ACTIVATION_TERMS",
     "Activations",
     "Norm",
     "PackedLinear",
@@ -31,6 +34,9 @@ __all__ = [
     "matrix",
     "vector",
 ]
+
+ACTIVATION_TERMS = {"float32": 0, "int8": 1, "int16": 2}
+"""int8 terms of an activation, by ``CompileRequest.activation_dtype``."""
 
 
 @dataclass(frozen=True)
@@ -46,50 +52,57 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class Activations:
-    """Rows of activations in the forms that their readers need; a form that nobody needs is None."""
+    """Rows of activations in the forms that their readers need.
 
-    values: Tensor | None
-    quants: Tensor | None
-    scales: Tensor | None
+    Attributes
+    ----------
+    forms
+        By the number of int8 terms: 0 holds float32 ``[m, C]``; 1 and 2 hold codes and scales, laid out as in
+        `mlc_nb.compiler.kernels.cpu.elementwise`.
+    """
 
-
-def _emit(
-    kernel: tirx.PrimFunc, name: str, inputs: list[Tensor], rows: Any, columns: int, quantize: bool
-) -> list[Tensor]:
-    if not quantize:
-        return [op.tensor_ir_op(kernel, name, inputs, Tensor.placeholder([rows, columns], "float32"))]
-    outputs = [
-        Tensor.placeholder([rows, columns // 4], "int32"),
-        Tensor.placeholder([rows, columns // BLOCK, 2], "float32"),
-    ]
-    return list(op.tensor_ir_op(kernel, f"{name}_int8", inputs, outputs))
+    forms: dict[int, list[Tensor]]
 
 
 def in_forms(
-    name: str, build: Any, inputs: list[Tensor], rows: Any, columns: int, readers: StackedLinear
+    name: str,
+    build: Callable[[int], tirx.PrimFunc],
+    inputs: list[Tensor],
+    rows: Any,
+    columns: int,
+    readers: StackedLinear,
 ) -> Activations:
-    """Run ``build(quantize)`` for each form of its output that ``readers`` need."""
-    values = quants = scales = None
-    if readers.reads_float:
-        (values,) = _emit(build(False), name, inputs, rows, columns, quantize=False)
-    if readers.reads_int8:
-        quants, scales = _emit(build(True), name, inputs, rows, columns, quantize=True)
-    return Activations(values, quants, scales)
+    """Run the kernel ``build(terms)`` for each form of its output that ``readers`` need."""
+    forms: dict[int, list[Tensor]] = {}
+    for terms in readers.forms:
+        if terms:
+            blocks = columns // BLOCK
+            outputs = [
+                Tensor.placeholder([rows, blocks, terms, 8], "int32"),
+                Tensor.placeholder([rows, blocks, 2], "float32"),
+            ]
+            forms[terms] = list(op.tensor_ir_op(build(terms), f"{name}_quantized", inputs, outputs))
+        else:
+            output = Tensor.placeholder([rows, columns], "float32")
+            forms[terms] = [op.tensor_ir_op(build(terms), name, inputs, output)]
+    return Activations(forms)
 
 
 class PackedLinear(nn.Module):
     """A product with one packed matrix whose blocks are all of one type.
 
+    ``terms`` is the number of int8 terms of its activations where the matrix is quantized; 0 keeps them in float32.
+
     Its output has as many columns as the matrix has rows, filled up to a multiple of 16 with zeros.
     """
 
-    def __init__(self, level: IsaLevel, sources: list[SourceTensor], quantize_activations: bool) -> None:
+    def __init__(self, level: IsaLevel, sources: list[SourceTensor], terms: int) -> None:
         self.level = level
         self.sources = sources
         self.block_type = sources[0].block_type
         self.rows = -(-sum(source.rows for source in sources) // ROW_TILE) * ROW_TILE
         self.columns = sources[0].columns
-        self.reads_int8 = quantize_activations and self.block_type.startswith("Q")
+        self.terms = terms if self.block_type.startswith("Q") else 0
         self.part_names = []
         for part in packed_layout(self.block_type, self.rows, self.columns):
             setattr(self, part.name, nn.Parameter(part.shape, part.dtype))
@@ -115,15 +128,12 @@ class PackedLinear(nn.Module):
     def forward(self, activations: Activations, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """``[m, K] -> float32 [m, N]``, plus the residual if there is one; written to ``out`` if that is given."""
         extra = [] if residual is None else [residual]
-        if self.reads_int8:
-            assert activations.quants is not None
-            assert activations.scales is not None
-            kernel = _quantized_product(self.level, self.block_type, self.rows, self.columns, bool(extra))
-            inputs, name = [activations.quants, activations.scales], "quantized_product"
+        if self.terms:
+            kernel = _quantized_product(self.level, self.block_type, self.rows, self.columns, bool(extra), self.terms)
         else:
-            assert activations.values is not None
             kernel = _float_product(self.level, self.block_type, self.rows, self.columns, bool(extra))
-            inputs, name = [activations.values], "float_product"
+        name = "quantized_product" if self.terms else "float_product"
+        inputs = activations.forms[self.terms]
         arguments = [*inputs, *self.parts, *extra]
         if out is None:
             result = Tensor.placeholder([inputs[0].shape[0], self.rows], "float32")
@@ -135,10 +145,10 @@ class PackedLinear(nn.Module):
 class StackedLinear(nn.Module):
     """A product with matrices stacked on each other's rows: one where their blocks are of one type, else several."""
 
-    def __init__(self, level: IsaLevel, sources: list[SourceTensor], quantize_activations: bool) -> None:
+    def __init__(self, level: IsaLevel, sources: list[SourceTensor], terms: int) -> None:
         same = len({source.block_type for source in sources}) == 1
         groups = [sources] if same else [[source] for source in sources]
-        self.products = nn.ModuleList([PackedLinear(level, group, quantize_activations) for group in groups])
+        self.products = nn.ModuleList([PackedLinear(level, group, terms) for group in groups])
 
     @property
     def linears(self) -> list[PackedLinear]:
@@ -146,14 +156,9 @@ class StackedLinear(nn.Module):
         return list(self.products)
 
     @property
-    def reads_int8(self) -> bool:
-        """Whether some product reads quantized activations."""
-        return any(product.reads_int8 for product in self.linears)
-
-    @property
-    def reads_float(self) -> bool:
-        """Whether some product reads float32 activations."""
-        return any(not product.reads_int8 for product in self.linears)
+    def forms(self) -> list[int]:
+        """The numbers of int8 terms in which the products take their activations, each once."""
+        return sorted({product.terms for product in self.linears})
 
     def forward(self, activations: Activations, residual: Tensor | None = None) -> Tensor:
         """``[m, K] -> float32 [m, N]``; a residual is only taken where there is a single product."""
@@ -178,8 +183,8 @@ class Norm(nn.Module):
         inputs = [source, self.weight] if picked is None else [source, picked, self.weight]
         rows = (source if picked is None else picked).shape[0]
 
-        def build(quantize: bool) -> tirx.PrimFunc:
-            return _rms_norm(self.level, self.size, self.epsilon, quantize, picked is not None)
+        def build(terms: int) -> tirx.PrimFunc:
+            return _rms_norm(self.level, self.size, self.epsilon, terms, picked is not None)
 
         return in_forms("rms_norm", build, inputs, rows, self.size, readers)
 
@@ -195,7 +200,7 @@ def gated_silu(level: IsaLevel, gate_up: Tensor, columns: int, readers: StackedL
     """``silu(gate) * up`` of float32 ``[m, 2 * columns]`` in the forms that its readers need."""
     return in_forms(
         "gated_silu",
-        lambda quantize: _gated_silu(level, columns, quantize),
+        lambda terms: _gated_silu(level, columns, terms),
         [gate_up],
         gate_up.shape[0],
         columns,

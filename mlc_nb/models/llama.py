@@ -17,6 +17,7 @@ from mlc_nb.compiler.kernels.cpu.attention import CHUNK_PAGES, PAGE_SIZE, Attent
 from mlc_nb.compiler.kernels.cpu.isa import IsaLevel, isa_level
 from mlc_nb.errors import ModelFormatError
 from mlc_nb.models.layers import (
+    ACTIVATION_TERMS,
     Norm,
     PackedLinear,
     SourceTensor,
@@ -140,7 +141,7 @@ class LlamaLayer(nn.Module):
         self, config: LlamaConfig, request: CompileRequest, level: IsaLevel, shape: AttentionShape, index: int
     ) -> None:
         tensors, prefix = request.tensors, f"blk.{index}."
-        quantize = request.activation_dtype == "int8"
+        terms = ACTIVATION_TERMS[request.activation_dtype]
         hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
 
         def source(name: str, rows: int, columns: int, heads: int = 0) -> SourceTensor:
@@ -149,7 +150,7 @@ class LlamaLayer(nn.Module):
             return matrix(tensors, f"{prefix}{name}.weight", rows, columns, heads)
 
         def linear(*sources: SourceTensor) -> StackedLinear:
-            return StackedLinear(level, list(sources), quantize)
+            return StackedLinear(level, list(sources), terms)
 
         def norm(name: str) -> Norm:
             return Norm(level, vector(tensors, f"{prefix}{name}.weight", hidden), hidden, config.rms_norm_epsilon)
@@ -207,7 +208,7 @@ class LlamaLayer(nn.Module):
         )
         attended = in_forms(
             "merge_chunks",
-            lambda quantize: _merge_chunks(level, shape, quantize),
+            lambda terms: _merge_chunks(level, shape, terms),
             [partials, context.positions],
             tokens,
             shape.query_heads * shape.head_dim,
@@ -235,7 +236,7 @@ class LlamaForCausalLM(nn.Module):
 
     def __init__(self, config: LlamaConfig, request: CompileRequest) -> None:
         level = isa_level(request.isa)
-        quantize = request.activation_dtype == "int8"
+        terms = ACTIVATION_TERMS[request.activation_dtype]
         self.config = config
         self.level = level
         self.shape = AttentionShape(
@@ -243,7 +244,7 @@ class LlamaForCausalLM(nn.Module):
             query_heads=config.query_heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
-            kv_dtype="float16" if quantize and level.hardware_half else "float32",
+            kv_dtype="float16" if terms and level.hardware_half else "float32",
         )
         tensors = request.tensors
         table = matrix(tensors, "token_embd.weight", config.vocab_size, config.hidden_size)
@@ -254,9 +255,9 @@ class LlamaForCausalLM(nn.Module):
         )
         output_norm = vector(tensors, "output_norm.weight", config.hidden_size)
         self.norm = Norm(level, output_norm, config.hidden_size, config.rms_norm_epsilon)
-        self.lm_head = StackedLinear(level, [head], quantize)
+        self.lm_head = StackedLinear(level, [head], terms)
         if not tied:
-            self.embed_tokens = PackedLinear(level, [table], quantize)
+            self.embed_tokens = PackedLinear(level, [table], terms)
 
     @property
     def embedding_table(self) -> PackedLinear:

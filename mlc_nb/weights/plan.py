@@ -142,7 +142,7 @@ class CompileRequest(_Frozen):
     isa
         The ISA level.
     activation_dtype
-        ``float32``, or ``int8`` for products that quantize their activations where the weights are quantized.
+        ``float32``, or how products take their activations where the weights are quantized: ``int8`` or ``int16``.
     """
 
     architecture: str

@@ -238,7 +238,7 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
     return build_kernel(body)
 
 
-def merge_chunks(level: IsaLevel, shape: AttentionShape, quantize: bool) -> tirx.PrimFunc:
+def merge_chunks(level: IsaLevel, shape: AttentionShape, terms: int) -> tirx.PrimFunc:
     """Merge the partial results of a token's chunks, in order.
 
     Arguments: partials float32 ``[t, chunks, q heads, d + 2]``, positions int32 ``[t]``, output float32
@@ -251,7 +251,7 @@ def merge_chunks(level: IsaLevel, shape: AttentionShape, quantize: bool) -> tirx
         tokens, chunks = T.int32(), T.int32()
         partials = T.match_buffer(T.arg("partials", T.handle()), (tokens, chunks, heads, dim + 2), "float32")
         positions = T.match_buffer(T.arg("positions", T.handle()), (tokens,), "int32")
-        sink = ActivationSink(code, tokens, heads * dim, quantize)
+        sink = ActivationSink(code, tokens, heads * dim, terms)
 
         def emit(token: Any) -> None:
             used = T.Bind(positions[token] // _CHUNK + 1)

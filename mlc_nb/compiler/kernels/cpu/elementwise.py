@@ -1,7 +1,9 @@
-"""Kernels over rows of activations: RMSNorm, gated SiLU, quantization to int8, and embedding look-up.
+"""Kernels over rows of activations: RMSNorm, gated SiLU, quantization, and embedding look-up.
 
-Quantized activations are int8 in blocks of 32 with a float32 scale ``s = max|x| / 127``; beside it goes ``s * sum(q)``,
-which products with an offset per block (Q4_0, Q4_1) need.
+Quantized activations are codes q in blocks of 32 with a float32 scale s, so that x ~ s * q; beside it goes
+``s * sum(q)``, which products with an offset per block (Q4_0, Q4_1) need. With one int8 term s is max|x| / 127; with two
+it is max|x| / 32,512 and ``q = 256 * first + second``: 16-bit activations from int8 instructions. Layouts: codes
+int32 ``[m, C / 32, terms, 8]``, four int8 a word; scales float32 ``[m, C / 32, 2]``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
-from mlc_nb.compiler.kernels.cpu.linear import decode_columns, weight_arguments
+from mlc_nb.compiler.kernels.cpu.linear import TERM_BITS, decode_columns, weight_arguments
 from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel, parallel_rows
 from mlc_nb.quantization.packing import BLOCK
 
@@ -23,47 +25,75 @@ if TYPE_CHECKING:
 __all__ = ["ActivationSink", "embedding_rows", "gated_silu", "quantize_rows", "rms_norm"]
 
 
-class ActivationSink:
-    """Where a kernel leaves a row of activations: as float32, or quantized for the products that read it."""
+# Codes of activations run from minus this to this, by the number of terms.
+_LARGEST_CODE = {1: 127.0, 2: 127.0 * (1 << TERM_BITS)}
 
-    def __init__(self, code: VectorCode, rows: Any, columns: int, quantize: bool) -> None:
+
+class ActivationSink:
+    """Where a kernel leaves a row of activations: as float32 (no terms), or quantized with one or two int8 terms."""
+
+    def __init__(self, code: VectorCode, rows: Any, columns: int, terms: int) -> None:
         self.code = code
         self.columns = columns
-        self.quantize = quantize
-        if quantize:
-            self.quants = T.match_buffer(T.arg("quants", T.handle()), (rows, columns // 4), "int32")
-            self.scales = T.match_buffer(T.arg("scales", T.handle()), (rows, columns // BLOCK, 2), "float32")
+        self.terms = terms
+        if terms:
+            blocks = columns // BLOCK
+            self.quants = T.match_buffer(T.arg("quants", T.handle()), (rows, blocks, terms, 8), "int32")
+            self.scales = T.match_buffer(T.arg("scales", T.handle()), (rows, blocks, 2), "float32")
         else:
             self.values = T.match_buffer(T.arg("values", T.handle()), (rows, columns), "float32")
 
     def write(self, row: Any, value_at: Callable[[Any], Any]) -> None:
         """Emit the loop that fills one row; ``value_at(column)`` gives a vector that starts at that column."""
         code = self.code
-        if not self.quantize:
+        if not self.terms:
             with T.serial(0, self.columns // code.lanes) as i:
                 code.store(self.values, value_at(i * code.lanes), row, i * code.lanes)
             return
+        largest_code = T.float32(_LARGEST_CODE[self.terms])
         with T.serial(0, self.columns // BLOCK) as block:
             vectors = [code.bind(value_at(block * BLOCK + at)) for at in range(0, BLOCK, code.lanes)]
             magnitudes = [tirx.max(vector, code.splat(0.0) - vector) for vector in vectors]
             largest = code.bind(code.reduce(magnitudes, tirx.max))
-            inverse = code.bind(T.Select(largest > T.float32(0), T.float32(127) / largest, T.float32(0)))
-            quants = [code.bind(code.round_to_int(vector * code.splat(inverse))) for vector in vectors]
-            for index, quant in enumerate(quants):
-                packed = T.Cast(f"int8x{code.lanes}", quant)
-                words = T.reinterpret(f"int32x{code.lanes // 4}" if code.lanes > 4 else "int32", packed)
-                column = block * 8 + index * code.lanes // 4
-                if code.lanes > 4:
-                    code.store(self.quants, words, row, column, lanes=code.lanes // 4)
-                else:
-                    T.buffer_store(self.quants, words, [row, column])
-            scale = code.bind(largest / T.float32(127))
-            total = code.reduce(quants, lambda a, b: a + b, "int32")
+            scale = code.bind(largest / largest_code)
+            inverse = code.bind(T.Select(scale > T.float32(0), T.float32(1) / scale, T.float32(0)))
+            codes = [code.bind(code.round_to_int(vector * code.splat(inverse))) for vector in vectors]
+            if self.terms == 2:
+                codes = self._store_terms(row, block, codes)
+            else:
+                self._store_bytes(row, block, 0, codes)
+            total = code.reduce(codes, lambda a, b: a + b, "int32")
             T.buffer_store(self.scales, scale, [row, block, 0])
             T.buffer_store(self.scales, scale * T.Cast("float32", total), [row, block, 1])
 
+    def _store_terms(self, row: Any, block: Any, codes: list[Any]) -> list[Any]:
+        """Split 16-bit codes into two int8 terms, both in -127 to 127, and return the codes that the terms make up."""
+        code = self.code
+        shift, half = code.splat(TERM_BITS, "int32"), code.splat(1 << (TERM_BITS - 1), "int32")
+        high = [code.bind((value + half) >> shift) for value in codes]
+        # A low term of -128 would not survive the sign transfer of pmaddubsw; one unit of 1 / 32,512 is given away.
+        low = [
+            code.bind(tirx.max(value - (top << shift), code.splat(-127, "int32")))
+            for value, top in zip(codes, high, strict=True)
+        ]
+        self._store_bytes(row, block, 0, high)
+        self._store_bytes(row, block, 1, low)
+        return [code.bind((top << shift) + rest) for top, rest in zip(high, low, strict=True)]
 
-def rms_norm(level: IsaLevel, columns: int, epsilon: float, quantize: bool, gather: bool) -> tirx.PrimFunc:
+    def _store_bytes(self, row: Any, block: Any, term: int, values: list[Any]) -> None:
+        """Store the int32 lanes of a block as bytes, four to a word."""
+        code = self.code
+        words = code.lanes // 4
+        for index, value in enumerate(values):
+            packed = T.Cast(f"int8x{code.lanes}", value)
+            if words > 1:
+                packed = T.reinterpret(f"int32x{words}", packed)
+                code.store(self.quants, packed, row, block, term, index * words, lanes=words)
+            else:
+                T.buffer_store(self.quants, T.reinterpret("int32", packed), [row, block, term, index])
+
+
+def rms_norm(level: IsaLevel, columns: int, epsilon: float, terms: int, gather: bool) -> tirx.PrimFunc:
     """``x * weight / sqrt(mean(x**2) + epsilon)`` for each row.
 
     Arguments: input float32 ``[m, C]``, with ``gather`` row numbers int32 ``[r]`` (only these rows are computed),
@@ -79,7 +109,7 @@ def rms_norm(level: IsaLevel, columns: int, epsilon: float, quantize: bool, gath
             rows = T.int32()
             picked = T.match_buffer(T.arg("picked", T.handle()), (rows,), "int32")
         weight = T.match_buffer(T.arg("weight", T.handle()), (columns,), "float32")
-        sink = ActivationSink(code, rows, columns, quantize)
+        sink = ActivationSink(code, rows, columns, terms)
 
         def emit(row: Any) -> None:
             origin = T.Bind(picked[row]) if gather else row
@@ -101,7 +131,7 @@ def rms_norm(level: IsaLevel, columns: int, epsilon: float, quantize: bool, gath
     return build_kernel(body)
 
 
-def gated_silu(level: IsaLevel, columns: int, quantize: bool) -> tirx.PrimFunc:
+def gated_silu(level: IsaLevel, columns: int, terms: int) -> tirx.PrimFunc:
     """``silu(gate) * up`` where a row of the input is gate then up.
 
     Arguments: input float32 ``[m, 2 * C]``, then the output: float32 ``[m, C]`` or quantized.
@@ -111,7 +141,7 @@ def gated_silu(level: IsaLevel, columns: int, quantize: bool) -> tirx.PrimFunc:
     def body() -> None:
         m = T.int32()
         source = T.match_buffer(T.arg("source", T.handle()), (m, 2 * columns), "float32")
-        sink = ActivationSink(code, m, columns, quantize)
+        sink = ActivationSink(code, m, columns, terms)
 
         def value_at(row: Any, column: Any) -> Any:
             gate = code.bind(code.load(source, row, column))
@@ -123,14 +153,14 @@ def gated_silu(level: IsaLevel, columns: int, quantize: bool) -> tirx.PrimFunc:
     return build_kernel(body)
 
 
-def quantize_rows(level: IsaLevel, columns: int) -> tirx.PrimFunc:
+def quantize_rows(level: IsaLevel, columns: int, terms: int) -> tirx.PrimFunc:
     """Quantize rows. Arguments: input float32 ``[m, C]``, then quants and scales."""
     code = VectorCode(level.dividing(columns))
 
     def body() -> None:
         m = T.int32()
         source = T.match_buffer(T.arg("source", T.handle()), (m, columns), "float32")
-        sink = ActivationSink(code, m, columns, quantize=True)
+        sink = ActivationSink(code, m, columns, terms)
         parallel_rows(m, lambda row: sink.write(row, lambda column: code.load(source, row, column)))
 
     return build_kernel(body)

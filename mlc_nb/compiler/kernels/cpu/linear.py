@@ -22,17 +22,24 @@ if TYPE_CHECKING:
 
     from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
-__all__ = ["decode_columns", "float_product", "quantized_product", "weight_arguments"]
+__all__ = ["TERM_BITS", "decode_columns", "float_product", "quantized_product", "weight_arguments"]
 
 _NIBBLES = 0x0F0F0F0F
 
+TERM_BITS = 8
+"""The first of two int8 terms counts ``2**TERM_BITS`` times the second."""
 
-def quantized_product(level: IsaLevel, block_type: str, rows: int, columns: int, residual: bool) -> tirx.PrimFunc:
-    """Product of int8 activations and quantized weights.
 
-    Arguments of the kernel: activations int32 ``[m, K / 4]`` (four int8 each), their scales float32 ``[m, K / 32, 2]``
-    (scale, and scale times the block's sum), the packed weights, with ``residual`` float32 ``[m, N]`` that is added,
-    and the output float32 ``[m, N]``.
+def quantized_product(
+    level: IsaLevel, block_type: str, rows: int, columns: int, residual: bool, terms: int
+) -> tirx.PrimFunc:
+    """Product of quantized activations and quantized weights.
+
+    Sums within a block are exact integers; blocks are added up in float32, in order.
+
+    Arguments of the kernel: activations int32 ``[m, K / 32, terms, 8]`` (four int8 each), their scales float32
+    ``[m, K / 32, 2]`` (both as `mlc_nb.compiler.kernels.cpu.elementwise` lays them out), the packed weights, with
+    ``residual`` float32 ``[m, N]`` that is added, and the output float32 ``[m, N]``.
 
     Parameters
     ----------
@@ -44,23 +51,38 @@ def quantized_product(level: IsaLevel, block_type: str, rows: int, columns: int,
         N (a multiple of 16) and K (a multiple of 32).
     residual
         Whether the kernel adds a residual.
+    terms
+        int8 terms of an activation: 1, or 2 for 16-bit activations.
     """
     code = VectorCode(level)
     blocks = columns // BLOCK
 
     def body() -> None:
         m = T.int32()
-        activations = T.match_buffer(T.arg("activations", T.handle()), (m, columns // 4), "int32")
+        activations = T.match_buffer(T.arg("activations", T.handle()), (m, blocks, terms, 8), "int32")
         scales = T.match_buffer(T.arg("scales", T.handle()), (m, blocks, 2), "float32")
         weights = weight_arguments(block_type, rows, columns)
         added = T.match_buffer(T.arg("residual", T.handle()), (m, rows), "float32") if residual else None
         output = T.match_buffer(T.arg("output", T.handle()), (m, rows), "float32")
 
-        def integer_sums(tile: Any, first: Any, count: int, block: Any) -> list[list[Any]]:
-            sums = [[code.dot_start() for _ in range(code.tile_vectors)] for _ in range(count)]
+        def combined(sums: list[list[Any]]) -> list[list[Any]]:
+            """Of each token the sum over its terms, weighted with their radix."""
+            if terms == 1:
+                return sums
+            shift = code.splat(TERM_BITS, "int32")
+            return [
+                [(high << shift) + low for high, low in zip(sums[row], sums[row + 1], strict=True)]
+                for row in range(0, len(sums), 2)
+            ]
 
-            def activation(token: int, group: int) -> Any:
-                return code.bind(T.broadcast(activations[first + token, block * 8 + group], code.lanes))
+        def integer_sums(tile: Any, first: Any, count: int, block: Any) -> list[list[Any]]:
+            # Every term of every token is a row of its own until its integer sums are complete.
+            places = [(token, term) for token in range(count) for term in range(terms)]
+            sums = [[code.dot_start() for _ in range(code.tile_vectors)] for _ in places]
+
+            def activation(place: tuple[int, int], group: int) -> Any:
+                token, term = place
+                return code.bind(T.broadcast(activations[first + token, block, term, group], code.lanes))
 
             if block_type == "Q8_0":
                 for vector in range(code.tile_vectors):
@@ -69,23 +91,23 @@ def quantized_product(level: IsaLevel, block_type: str, rows: int, columns: int,
                         for group in range(8)
                     ]
                     bias = code.dot_bytes_bias(groups)
-                    for token in range(count):
+                    for row, place in enumerate(places):
                         total = code.dot_start()
                         for group in range(8):
-                            total = code.dot_bytes(total, groups[group], activation(token, group))
-                        sums[token][vector] = code.dot_bytes_finish(total, bias)
-                return sums
+                            total = code.dot_bytes(total, groups[group], activation(place, group))
+                        sums[row][vector] = code.dot_bytes_finish(total, bias)
+                return combined(sums)
             mask = code.splat(_NIBBLES, "int32")
             for group in range(4):
-                pairs = [(activation(token, group), activation(token, group + 4)) for token in range(count)]
+                pairs = [(activation(place, group), activation(place, group + 4)) for place in places]
                 for vector in range(code.tile_vectors):
                     word = code.bind(code.load(weights["quants"], tile, block, group, vector * code.lanes))
                     low = code.bind(word & mask)
                     high = code.bind((word >> code.splat(4, "int32")) & mask)
-                    for token in range(count):
-                        total = code.dot_nibbles(sums[token][vector], low, pairs[token][0])
-                        sums[token][vector] = code.dot_nibbles(total, high, pairs[token][1])
-            return [[code.dot_nibbles_finish(total) for total in vectors] for vectors in sums]
+                    for row in range(len(places)):
+                        total = code.dot_nibbles(sums[row][vector], low, pairs[row][0])
+                        sums[row][vector] = code.dot_nibbles(total, high, pairs[row][1])
+            return combined([[code.dot_nibbles_finish(total) for total in vectors] for vectors in sums])
 
         def accumulate(tile: Any, first: Any, count: int, block: Any, total: Callable[[int, int], Any]) -> list[Any]:
             sums = integer_sums(tile, first, count, block)
@@ -107,7 +129,7 @@ def quantized_product(level: IsaLevel, block_type: str, rows: int, columns: int,
                     results.append((token, vector, value))
             return results
 
-        _emit_tiles(code, m, rows, blocks, accumulate, output, added)
+        _emit_tiles(code, m, rows, blocks, accumulate, output, added, max(1, level.token_tile // terms))
 
     return build_kernel(body)
 
@@ -143,7 +165,7 @@ def float_product(level: IsaLevel, block_type: str, rows: int, columns: int, res
                 results.extend((token, vector, value) for token, value in enumerate(sums))
             return results
 
-        _emit_tiles(code, m, rows, columns // step, accumulate, output, added)
+        _emit_tiles(code, m, rows, columns // step, accumulate, output, added, level.token_tile)
 
     return build_kernel(body)
 
@@ -200,6 +222,7 @@ def _emit_tiles(
     accumulate: Callable[[Any, Any, int, Any, Callable[[int, int], Any]], list[Any]],
     output: Any,
     residual: Any,
+    token_tile: int,
 ) -> None:
     """Emit the loops over row tiles (threads), activations (full tiles, then halves) and steps along K."""
 
@@ -226,7 +249,7 @@ def _emit_tiles(
                 code.store(output, value, first + token, column)
 
     with T.parallel(0, rows // ROW_TILE) as tile:
-        count = code.level.token_tile
+        count = token_tile
         with T.serial(0, m // count) as full:
             emit_tile(tile, full * count, count)
         while count > 1:
