@@ -1,8 +1,8 @@
 """Kernels over rows of activations: RMSNorm, gated SiLU, quantization, and embedding look-up.
 
 Quantized activations are codes q in blocks of 32 with a float32 scale s, so that x ~ s * q; beside it goes
-``s * sum(q)``, which products with an offset per block (Q4_0, Q4_1) need. With one int8 term s is max|x| / 127; with two
-it is max|x| / 32,512 and ``q = 256 * first + second``: 16-bit activations from int8 instructions. Layouts: codes
+``s * sum(q)``, which products with an offset per block (Q4_0, Q4_1) need. With one int8 term s is max|x| / 127. With
+two, s is max|x| / 32,512 and ``q = 256 * first + second``: 16-bit activations from int8 instructions. Layouts: codes
 int32 ``[m, C / 32, terms, 8]``, four int8 a word; scales float32 ``[m, C / 32, 2]``.
 """
 
@@ -27,6 +27,7 @@ __all__ = ["ActivationSink", "embedding_rows", "gated_silu", "quantize_rows", "r
 
 # Codes of activations run from minus this to this, by the number of terms.
 _LARGEST_CODE = {1: 127.0, 2: 127.0 * (1 << TERM_BITS)}
+_SMALLEST_NORMAL = 2.0**-126
 
 
 class ActivationSink:
@@ -56,7 +57,8 @@ class ActivationSink:
             magnitudes = [tirx.max(vector, code.splat(0.0) - vector) for vector in vectors]
             largest = code.bind(code.reduce(magnitudes, tirx.max))
             scale = code.bind(largest / largest_code)
-            inverse = code.bind(T.Select(scale > T.float32(0), T.float32(1) / scale, T.float32(0)))
+            # Below the normal numbers 1 / scale would be infinite: such a block counts as zeros.
+            inverse = code.bind(T.Select(scale >= T.float32(_SMALLEST_NORMAL), T.float32(1) / scale, T.float32(0)))
             codes = [code.bind(code.round_to_int(vector * code.splat(inverse))) for vector in vectors]
             if self.terms == 2:
                 codes = self._store_terms(row, block, codes)
