@@ -14,6 +14,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+from mlc_nb.errors import EngineTerminatedError, RequestAborted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -88,7 +90,17 @@ def _at_exit() -> None:
         # The process is ending already; a second Ctrl-C would only print a traceback.
         with contextlib.suppress(ValueError, OSError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.excepthook = _quiet_for_ended_engines(threading.excepthook)
     _ending.run()
+
+
+def _quiet_for_ended_engines(report: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., object]:
+    # Only daemon threads are left by now. That their answers end with the process is not worth a traceback.
+    def report_others(details: threading.ExceptHookArgs) -> None:
+        if not issubclass(details.exc_type, (RequestAborted, EngineTerminatedError)):
+            report(details)
+
+    return report_others
 
 
 def _chain_sigterm() -> None:
