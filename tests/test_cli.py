@@ -145,6 +145,24 @@ def test_the_cache_is_listed_and_emptied(warm_model: Path, tmp_path: Path) -> No
     assert run("cache", "remove", "smollm2", home=tmp_path).returncode == 1
 
 
+def test_a_library_compiled_ahead_serves_as_model_lib(warm_model: Path, tmp_path: Path) -> None:
+    del warm_model
+    library = tmp_path / "library"
+    finished = run("compile", "--isa", "x86-64", "-o", str(library))
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == f"smollm2 for x86-64: {library}\n"
+    code = (
+        f"from mlc_nb import MLCEngine\nwith MLCEngine(model_lib={str(library)!r}) as engine:\n"
+        f"    print(engine.completions.create(prompt='1, 2, 3,', max_tokens=3, temperature=0).choices[0].text)"
+    )
+    counted = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (counted.returncode, counted.stdout.strip()) == (0, "4,"), counted.stderr
+    again = run("compile", "-o", str(library))
+    assert (again.returncode, "exists" in again.stderr) == (1, True)
+    unknown = run("compile", "--isa", "avx1024")
+    assert (unknown.returncode, "avx512-vnni, avx512" in unknown.stderr) == (1, True)
+
+
 def test_the_doctor_says_what_is_well_and_what_is_not(tmp_path: Path) -> None:
     well = run("doctor", home=tmp_path / "home")
     assert (well.returncode, well.stderr) == (0, "")

@@ -52,6 +52,20 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--stop", action="append", metavar="TEXT", help="end an answer before this text; repeatable")
     chat.set_defaults(run=_chat)
 
+    compiling = commands.add_parser("compile", help="compile a model ahead of its first use, as when an image is built")
+    compiling.add_argument("-m", "--model", help="alias, PYPI:// id or path of a .gguf file (default: smollm2)")
+    level = compiling.add_mutually_exclusive_group()
+    level.add_argument("--isa", metavar="LEVEL", help="processor level, such as avx2 (default: this machine's best)")
+    level.add_argument("--all-levels", action="store_true", help="every level of this kind of processor")
+    compiling.add_argument(
+        "--activation-dtype",
+        default="auto",
+        metavar="TYPE",
+        help="as in EngineConfig: auto, float32 or an integer type (default: auto)",
+    )
+    compiling.add_argument("-o", "--output", metavar="FOLDER", help="write here, for model_lib, and not to the cache")
+    compiling.set_defaults(run=_compile, parser=compiling)
+
     cache = commands.add_parser("cache", help="list or remove cached models and compiled libraries")
     actions = cache.add_subparsers(title="actions", metavar="ACTION")
     cache.set_defaults(run=_list_cache)
@@ -73,6 +87,14 @@ def _chat(options: argparse.Namespace) -> int:
     names = ("max_tokens", "temperature", "top_p", "seed", "stop")
     sampling = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return chat(options.model, options.prompt, options.system, sampling)
+
+
+def _compile(options: argparse.Namespace) -> int:
+    from mlc_nb.cli.compile import compile_model
+
+    if options.all_levels and options.output:
+        options.parser.error("--output takes one level, not --all-levels")
+    return compile_model(options.model, options.isa, options.all_levels, options.activation_dtype, options.output)
 
 
 def _list_cache(_options: argparse.Namespace) -> int:

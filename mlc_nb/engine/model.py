@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlc_nb.protocol.engine_config import EngineConfig
     from mlc_nb.runtime.step import ModelRunner
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "compile_request", "load_model"]
 
 DEFAULT_ACTIVATIONS = "int16"
 """What ``EngineConfig.activation_dtype`` "auto" means on a CPU: answers as in float32, from int8 instructions."""
@@ -111,7 +111,7 @@ def load_model(
     try:
         architecture_module(file.architecture)
         vocabulary = load_tokenizer(file.metadata)
-        bundle = _library(_compile_request(file, config), model_lib, progress)
+        bundle = _library(compile_request(file, config), model_lib, progress)
         limits = resolve_limits(bundle.metadata, config, free_memory())
         if vocabulary.tokenizer.get_vocab_size() > bundle.metadata.vocab_size:
             raise ModelFormatError(
@@ -139,7 +139,8 @@ def load_model(
         raise
 
 
-def _compile_request(file: GGUFFile, config: EngineConfig) -> CompileRequest:
+def compile_request(file: GGUFFile, config: EngineConfig, isa: str | None = None) -> CompileRequest:
+    """Say what to compile for a model and a configuration; ``isa`` is the level, None takes that of this machine."""
     prefix = f"{file.architecture}."
     hyperparameters = {
         key.removeprefix(prefix): value
@@ -150,7 +151,7 @@ def _compile_request(file: GGUFFile, config: EngineConfig) -> CompileRequest:
         architecture=file.architecture,
         hyperparameters=hyperparameters,
         tensors={name: (tensor.block_type, tensor.shape) for name, tensor in file.tensors.items()},
-        isa=host_isa(),
+        isa=isa or host_isa(),
         activation_dtype=DEFAULT_ACTIVATIONS if config.activation_dtype == "auto" else config.activation_dtype,
     )
 

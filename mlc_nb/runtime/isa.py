@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlc_nb.errors import DeviceUnavailableError
 
-__all__ = ["ISA_VARIABLE", "host_isa", "runnable_isas"]
+__all__ = ["ISA_VARIABLE", "host_isa", "known_isas", "runnable_isas"]
 
 ISA_VARIABLE = "MLC_NB_ISA"
 """Environment variable that chooses a lower level than the best one, for measurements and for mixed clusters."""
@@ -46,6 +46,13 @@ def host_isa() -> str:
             f"{', '.join(runnable)}. Unset {ISA_VARIABLE} or choose one of these."
         )
     return wanted
+
+
+def known_isas() -> tuple[str, ...]:
+    """Levels of all processors of this machine's kind, best first: what an image that runs elsewhere may need."""
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return tuple(name for name, _ in _X86_LEVELS)
+    return runnable_isas()
 
 
 @cache
