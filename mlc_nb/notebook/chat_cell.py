@@ -8,7 +8,6 @@ from mlc_nb import registry
 from mlc_nb.notebook.answer import stream_answer
 from mlc_nb.notebook.conversation import Conversations
 from mlc_nb.notebook.interrupt import StopRequest
-from mlc_nb.notebook.one_line import answer_interrupted
 from mlc_nb.notebook.stream_view import open_view
 
 if TYPE_CHECKING:
@@ -35,7 +34,9 @@ class ChatCells:
 
     def load(self, model: str) -> None:
         """Load ``model`` unless it is loaded."""
-        self._engine(model, open_view(self._shell))
+        view = open_view(self._shell)
+        self._engine(model, view)
+        view.wait_for(f"{model} is loaded")
 
     def run(self, model: str, prompt: str, system: str | None, sampling: dict[str, Any], output: str | None) -> None:
         """Ask ``prompt`` and stream the answer into the running cell.
@@ -54,7 +55,7 @@ class ChatCells:
         MLCError
             The model cannot be loaded or refuses the request; the conversation is as it was.
         KeyboardInterrupt
-            The answer was stopped by the user; the conversation holds what it said so far.
+            The user stopped it; the conversation holds what the answer said so far.
         """
         conversation = self.conversations.of(model)
         if system is None:
@@ -73,8 +74,13 @@ class ChatCells:
         finally:
             view.finish(note)
         self._keep(answer, output)
-        if answer.interrupted:
-            raise answer_interrupted()
+        if stop.requested:
+            # Raised, and not only shown, so that cells in line behind this one do not run either.
+            raise KeyboardInterrupt(
+                "the answer was stopped; the conversation keeps what it said so far"
+                if answer.interrupted
+                else "the answer was complete already"
+            )
 
     def _engine(self, model: str, view: StreamView) -> MLCEngine:
         if not registry.is_loaded(model):

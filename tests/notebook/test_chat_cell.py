@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.notebook.conftest import Kernel, Run
 
 LONG = (
@@ -212,8 +214,33 @@ def test_interrupt_before_the_first_word_leaves_no_trace(kernel: Kernel) -> None
     assert said == ["Before", "After"]
 
 
+def test_interrupt_while_the_model_is_compiled(kernel: Kernel, warm_model: Path, tmp_path: Path) -> None:
+    kernel.run(f"import os; home = os.environ.get('MLC_NB_HOME', ''); os.environ['MLC_NB_HOME'] = '{tmp_path}'")
+    kernel.run("%mlc_unload --all")
+    message = kernel.client.execute(f"%%mlc_chat -m {warm_model}\nHi")
+    while not kernel.process.children():
+        time.sleep(0.02)
+    time.sleep(0.5)
+    kernel.manager.interrupt_kernel()
+    started = time.monotonic()
+    while True:
+        reply = kernel.client.get_shell_msg(timeout=20)
+        if reply["parent_header"].get("msg_id") == message:
+            break
+    assert time.monotonic() - started < 1.0
+    assert (reply["content"]["ename"], reply["content"]["traceback"]) == (
+        "KeyboardInterrupt",
+        ["KeyboardInterrupt: stopped"],
+    )
+    assert kernel.process.children() == []
+    kernel.run("os.environ['MLC_NB_HOME'] = home")
+    assert kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 5\nHi").reply["status"] == "ok"
+
+
 def test_status_and_unload(kernel: Kernel) -> None:
-    kernel.run("%mlc_load")
+    kernel.run("%mlc_unload --all")
+    (loaded,) = kernel.run("%mlc_load").displays.values()
+    assert loaded["text/plain"] == "smollm2 is loaded"
     shown = kernel.run("%mlc_status").of_type("display_data")[0]["data"]
     assert "smollm2" in shown["text/plain"]
     assert "<table>" in shown["text/html"]
