@@ -12,21 +12,23 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from mlc_nb.engine.block_manager import BlockManager
-from mlc_nb.engine.generation import ActiveRequest, GenerationRequest
+from mlc_nb.engine.generation import ActiveChoice, ActiveRequest, GenerationRequest
 from mlc_nb.engine.metrics import EngineMetrics
 from mlc_nb.engine.prefill_pacer import PrefillPacer
+from mlc_nb.engine.prefix_cache import PrefixCache
 from mlc_nb.engine.scheduler import ScheduledSlice, Scheduler
 from mlc_nb.engine.stream import WAIT_SECONDS, RequestStream
 from mlc_nb.engine.token_bytes import TokenBytes
 from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError, RequestAborted
+from mlc_nb.runtime.step import SampledToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from mlc_nb.engine.model import LoadedModel
     from mlc_nb.engine.sequence import Sequence
     from mlc_nb.protocol.engine_config import EngineConfig
-    from mlc_nb.runtime.step import ModelRunner, SampledToken
+    from mlc_nb.runtime.step import ModelRunner, StepResult
 
 __all__ = ["EngineCore", "EngineState"]
 
@@ -70,9 +72,10 @@ class EngineCore:
         self._terminating = threading.Event()
         self._metrics = EngineMetrics()
         # The rest belongs to the engine thread alone.
-        self._active: dict[Sequence, ActiveRequest] = {}
+        self._active: dict[Sequence, ActiveChoice] = {}
         self._scheduler: Scheduler
         self._blocks: BlockManager
+        self._cache: PrefixCache
         self._pacer: PrefillPacer
         self._weight_bytes = self._kv_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"mlc_nb engine {model.model_id}", daemon=True)
@@ -124,7 +127,8 @@ class EngineCore:
             assert self._token_bytes is not None  # see model
             if request.request_id in self._in_flight:
                 raise BadRequestError(f"request_id {request.request_id!r} is in flight already: give each its own.")
-            active = ActiveRequest(request, self._token_bytes, min(request.max_tokens or room, room))
+            max_new_tokens = min(request.max_tokens or room, room)
+            active = ActiveRequest(request, self._token_bytes, max_new_tokens, self._sharing(request))
             # Not a bound method of the stream: a stream that is dropped must be able to go. It exists before the
             # request does, so that an interrupt in between leaves no request without a reader.
             abort = functools.partial(self._inbox.put, functools.partial(self._abort, active))
@@ -141,7 +145,7 @@ class EngineCore:
             self._inbox.put(functools.partial(self._abort, active))
 
     def reset(self) -> None:
-        """Abort all requests in flight and set the metrics to zero.
+        """Abort all requests in flight, empty the prefix cache and set the metrics to zero.
 
         Raises
         ------
@@ -171,9 +175,12 @@ class EngineCore:
             waiting_requests=self._scheduler.num_waiting,
             free_pages=self._blocks.num_free,
             total_pages=self._blocks.num_pages,
+            prefix_cache_pages=self._cache.num_pages,
             weight_bytes=self._weight_bytes,
             kv_bytes=self._kv_bytes,
             preemptions=self._scheduler.num_preemptions,
+            prompt_tokens=self._scheduler.num_prompt_tokens,
+            cached_prompt_tokens=self._scheduler.num_cached_tokens,
         )
 
     def begin_terminate(self) -> None:
@@ -221,6 +228,12 @@ class EngineCore:
         if self.state != "ready" or self._terminating.is_set():
             raise EngineTerminatedError("The engine was terminated: make a new engine.")
 
+    def _sharing(self, request: GenerationRequest) -> Hashable:
+        if self.config.caches_prefixes:
+            return "all requests"
+        # Answers to one prompt share its pages all the same: with each other alone.
+        return object() if request.more_choices else None
+
     # On the engine thread.
 
     def _run(self) -> None:
@@ -246,7 +259,8 @@ class EngineCore:
 
     def _prepare(self, runner: ModelRunner) -> None:
         self._blocks = BlockManager(runner.num_pages, runner.page_size)
-        self._scheduler = Scheduler(self._blocks, self.config.num_sequences)
+        self._cache = PrefixCache(self._blocks, self.config.max_idle_sequences)
+        self._scheduler = Scheduler(self._blocks, self._cache, self.config.num_sequences)
         self._pacer = PrefillPacer(self.config.prefill_chunk)
         self._weight_bytes, self._kv_bytes = runner.weight_bytes, runner.kv_bytes
         with self._lock:
@@ -261,62 +275,81 @@ class EngineCore:
             self._inbox.get()()
 
     def _step(self, runner: ModelRunner) -> None:
-        num_decoding = self._scheduler.num_decoding
-        scheduled = self._scheduler.schedule(self._pacer.chunk_size(num_decoding))
+        scheduled = self._scheduler.schedule(self._pacer.chunk_size(self._scheduler.num_decoding))
         if not scheduled:
             raise RuntimeError("The scheduler has requests but can run none of them: KV pages were lost.")
-        num_prefill_tokens = sum(item.num_tokens for item in scheduled if item.is_prefill)
         started = perf_counter()
+        num_decodes = num_prefill_tokens = 0
         for item in scheduled:
-            times = self._active[item.sequence].times
-            if times.first_step is None:
-                times.first_step = started
+            if item.is_prefill:
+                num_prefill_tokens += item.num_tokens
+                times = self._active[item.sequence].active.times
+                if times.first_step is None:
+                    times.first_step = started
+            else:
+                num_decodes += 1
         sampled = runner.step([item.as_step_slice() for item in scheduled])
         seconds = perf_counter() - started
-        num_decode_tokens = sum(item.num_tokens for item in scheduled) - num_prefill_tokens
-        self._pacer.record(num_prefill_tokens, num_decode_tokens, seconds)
-        self._metrics.record_step(num_prefill_tokens, num_decode_tokens, seconds)
-        self._scheduler.advance(scheduled, [None if token is None else token.token_id for token in sampled])
+        self._pacer.record(num_prefill_tokens, num_decodes, seconds)
+        self._metrics.record_step(num_prefill_tokens, num_decodes, seconds)
+        self._scheduler.advance(
+            scheduled, [token.token_id if isinstance(token, SampledToken) else None for token in sampled]
+        )
         self._deliver(scheduled, sampled)
 
-    def _deliver(self, scheduled: list[ScheduledSlice], sampled: list[SampledToken | None]) -> None:
+    def _deliver(self, scheduled: list[ScheduledSlice], sampled: list[StepResult]) -> None:
         for item, token in zip(scheduled, sampled, strict=True):
             if token is None:
                 continue
-            active = self._active[item.sequence]
+            choice = self._active.get(item.sequence)
+            if choice is None:
+                continue  # another answer of the same request has failed in this step
+            active = choice.active
+            if isinstance(token, Exception):
+                self._fail(active, token)
+                continue
             try:
-                delta = active.take(token)
+                delta = choice.take(token)
             except Exception as error:  # a request that fails fails alone
-                self._metrics.failed_requests += 1
-                failure = MLCError(f"Request {active.request.request_id} failed: {_describe(error)}")
-                failure.__cause__ = error
-                self._leave(active)
-                active.outbox.put(failure)
+                self._fail(active, error)
                 continue
             if delta.finish_reason is not None:
-                self._metrics.finished_requests += 1
-                self._metrics.last_finished_request = delta.usage.extra if delta.usage is not None else None
                 # Before the reader can know: whoever sees the end also sees the pages free.
-                self._leave(active)
+                self._leave(choice)
+                if delta.usage is not None:
+                    self._metrics.finished_requests += 1
+                    self._metrics.last_finished_request = delta.usage.extra
+                    self._forget(active)
             if delta.text or delta.token_ids or delta.finish_reason is not None:
                 active.outbox.put(delta)
 
     def _admit(self, active: ActiveRequest) -> None:
-        self._active[active.sequence] = active
-        self._scheduler.add(active.sequence)
+        for choice in active.choices:
+            self._active[choice.sequence] = choice
+            self._scheduler.add(choice.sequence)
 
-    def _leave(self, active: ActiveRequest) -> None:
-        self._scheduler.finish(active.sequence)
-        del self._active[active.sequence]
+    def _leave(self, choice: ActiveChoice, *, keep: bool = True) -> None:
+        if self._active.pop(choice.sequence, None) is not None:
+            self._scheduler.finish(choice.sequence, keep=keep)
+
+    def _fail(self, active: ActiveRequest, error: Exception) -> None:
+        self._metrics.failed_requests += 1
+        failure = MLCError(f"Request {active.request.request_id} failed: {_describe(error)}")
+        failure.__cause__ = error
+        for choice in active.choices:
+            # The pages may hold what made it fail, such as numbers that are not finite.
+            self._leave(choice, keep=False)
         self._forget(active)
+        active.outbox.put(failure)
 
     def _abort(self, active: ActiveRequest) -> None:
-        if active.sequence in self._active:
+        in_flight = any(choice.sequence in self._active for choice in active.choices)
+        for choice in active.choices:
+            self._leave(choice)
+        self._forget(active)
+        if in_flight:
             self._metrics.aborted_requests += 1
-            self._leave(active)
             active.outbox.put(_aborted(active))
-        else:
-            self._forget(active)
 
     def _forget(self, active: ActiveRequest) -> None:
         """Free the request's id; the id may be another request's by now."""
@@ -325,10 +358,11 @@ class EngineCore:
                 del self._in_flight[active.request.request_id]
 
     def _reset(self, done: threading.Event) -> None:
-        for active in list(self._active.values()):
-            self._abort(active)
+        for choice in list(self._active.values()):
+            self._abort(choice.active)
+        self._cache.clear()
         self._metrics = EngineMetrics()
-        self._scheduler.num_preemptions = 0
+        self._scheduler.reset_counts()
         done.set()
 
     def _end(self, state: EngineState) -> None:

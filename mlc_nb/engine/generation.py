@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,14 @@ from mlc_nb.engine.sequence import Sequence
 from mlc_nb.engine.stream import Outbox, StreamDelta
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from mlc_nb.engine.token_bytes import TokenBytes
+    from mlc_nb.protocol.responses import Usage
     from mlc_nb.runtime.sampler import SamplingState
     from mlc_nb.runtime.step import SampledToken
 
-__all__ = ["ActiveRequest", "GenerationRequest"]
+__all__ = ["ActiveChoice", "ActiveRequest", "GenerationRequest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class GenerationRequest:
         At least one id, each below the vocabulary size.
     sampling
         Belongs to this request alone.
+    more_choices
+        Samplings of further answers to the same prompt.
     max_tokens
         Most tokens in the answer; None goes on to the end of the context window.
     stop_strings, stop_token_ids
@@ -44,42 +49,85 @@ class GenerationRequest:
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     continues_text: bool = False
+    more_choices: tuple[SamplingState, ...] = ()
 
 
 class ActiveRequest:
-    """A request in flight: its sequence, its answer so far, and where the answer goes.
+    """A request in flight: its answers so far, and where they go.
 
     Parameters
     ----------
     max_new_tokens
-        Most tokens in the answer, at least 1.
+        Most tokens in each answer, at least 1.
+    sharing
+        With whom its sequences share pages; see `Sequence`.
     """
 
-    def __init__(self, request: GenerationRequest, token_bytes: TokenBytes, max_new_tokens: int) -> None:
+    def __init__(
+        self, request: GenerationRequest, token_bytes: TokenBytes, max_new_tokens: int, sharing: Hashable = None
+    ) -> None:
         self.request = request
-        self.sequence = Sequence(request.request_id, list(request.prompt_token_ids), request.sampling)
         self.outbox = Outbox()
         self.times = RequestTimes()
+        self.choices = [
+            ActiveChoice(self, index, sampling, token_bytes, max_new_tokens, sharing)
+            for index, sampling in enumerate((request.sampling, *request.more_choices))
+        ]
+        self.num_unfinished = len(self.choices)
+
+    def usage(self) -> Usage:
+        """Return the usage of all answers; they end now."""
+        return self.times.usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            cached_tokens=self.choices[0].sequence.num_cached or 0,
+            completion_tokens=sum(choice.num_generated for choice in self.choices),
+            num_choices=len(self.choices),
+        )
+
+
+class ActiveChoice:
+    """One answer in flight: its sequence and its text so far."""
+
+    def __init__(
+        self,
+        active: ActiveRequest,
+        index: int,
+        sampling: SamplingState,
+        token_bytes: TokenBytes,
+        max_new_tokens: int,
+        sharing: Hashable,
+    ) -> None:
+        request = active.request
+        self.active = active
+        self.index = index
+        self.sequence = Sequence(request.request_id, list(request.prompt_token_ids), sampling, sharing)
+        self.num_generated = 0
+        self._stop_token_ids = request.stop_token_ids
         self._answer = Answer(token_bytes, request.stop_strings, continues_text=request.continues_text)
         self._max_new_tokens = max_new_tokens
-        self._num_generated = 0
 
     def take(self, token: SampledToken) -> StreamDelta:
         """Add the next token to the answer; the delta has a finish reason where the answer ends with it."""
-        if self.times.first_token is None:
-            self.times.first_token = perf_counter()
-        if token.token_id in self.request.stop_token_ids:
+        times = self.active.times
+        if times.first_token is None:
+            times.first_token = perf_counter()
+        if token.token_id in self._stop_token_ids:
             return self._finished(self._answer.finalize(), stopped=True)
-        self._num_generated += 1
+        self.num_generated += 1
         delta = self._answer.add_token(token)
+        delta.index = self.index
         if self._answer.stopped:
             return self._finished(delta, stopped=True)
-        if self._num_generated < self._max_new_tokens:
+        if self.num_generated < self._max_new_tokens:
             return delta
         rest = self._answer.finalize()
         whole = StreamDelta(delta.text + rest.text, delta.token_ids + rest.token_ids, delta.logprobs + rest.logprobs)
         return self._finished(whole, stopped=self._answer.stopped)
 
     def _finished(self, delta: StreamDelta, *, stopped: bool) -> StreamDelta:
-        usage = self.times.usage(len(self.request.prompt_token_ids), self._num_generated)
-        return replace(delta, finish_reason="stop" if stopped else "length", usage=usage)
+        delta.index = self.index
+        delta.finish_reason = "stop" if stopped else "length"
+        self.active.num_unfinished -= 1
+        if not self.active.num_unfinished:
+            delta.usage = self.active.usage()
+        return delta

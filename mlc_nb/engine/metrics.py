@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from mlc_nb.protocol.responses import Usage
+from mlc_nb.protocol.responses import PromptTokensDetails, Usage
 
 __all__ = ["EngineMetrics", "RequestTimes"]
 
@@ -21,12 +21,16 @@ class EngineMetrics:
         Tokens that went through the model as parts of prompts, and one by one.
     prefill_time_s, decode_time_s
         Seconds in steps with any prompt tokens, and in steps without.
+    prompt_tokens, cached_prompt_tokens
+        Prompt tokens of the sequences that have run, and those of them that the prefix cache had already.
     finished_requests, aborted_requests, failed_requests
         How the requests so far ended.
     running_requests, waiting_requests
-        Requests that hold KV pages now, and requests in line.
+        Sequences (answers of requests) that hold KV pages now, and sequences in line.
     free_pages, total_pages
-        KV pages.
+        KV pages that no request holds, and all of them.
+    prefix_cache_pages
+        KV pages that the prefix cache can share; those that no request holds are free all the same.
     weight_bytes, kv_bytes
         Memory that the weights and the KV pages take.
     preemptions
@@ -38,6 +42,8 @@ class EngineMetrics:
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
     prefill_time_s: float = 0.0
     decode_time_s: float = 0.0
     finished_requests: int = 0
@@ -47,6 +53,7 @@ class EngineMetrics:
     waiting_requests: int = 0
     free_pages: int = 0
     total_pages: int = 0
+    prefix_cache_pages: int = 0
     weight_bytes: int = 0
     kv_bytes: int = 0
     preemptions: int = 0
@@ -75,21 +82,33 @@ class RequestTimes:
         self.first_step: float | None = None
         self.first_token: float | None = None
 
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> Usage:
-        """Return the usage of a request that ends now."""
+    def usage(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int, num_choices: int) -> Usage:
+        """Return the usage of a request that ends now.
+
+        Parameters
+        ----------
+        cached_tokens
+            Prompt tokens that did not have to be computed.
+        completion_tokens
+            Tokens of all answers together.
+        num_choices
+            How many answers there are; the first token of each comes from a prefill.
+        """
         now = perf_counter()
         first_token = self.first_token if self.first_token is not None else now
         first_step = self.first_step if self.first_step is not None else now
-        decode_tokens = max(completion_tokens - 1, 0)
+        decode_tokens = max(completion_tokens - num_choices, 0)
+        prefill_tokens = prompt_tokens - cached_tokens
         decode_seconds = now - first_token
         decodes = decode_tokens > 0 and decode_seconds > 0
         extra = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
-            "prefill_tokens": prompt_tokens,
+            "cached_tokens": cached_tokens,
+            "prefill_tokens": prefill_tokens,
             "decode_tokens": decode_tokens,
             "jump_forward_tokens": 0,
-            "prefill_tokens_per_s": prompt_tokens / max(first_token - first_step, 1e-9),
+            "prefill_tokens_per_s": prefill_tokens / max(first_token - first_step, 1e-9),
             "decode_tokens_per_s": decode_tokens / decode_seconds if decodes else None,
             "ttft_s": first_token - self.submitted,
             "inter_token_latency_s": decode_seconds / decode_tokens if decodes else None,
@@ -99,5 +118,6 @@ class RequestTimes:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
             extra=extra,
         )

@@ -7,6 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from mlc_nb.runtime.sampler import SamplingState
 
 __all__ = ["Sequence", "SequenceStatus"]
@@ -34,16 +36,25 @@ class Sequence:
         Picks its next tokens.
     pages
         The KV pages that it holds, in order.
+    sharing
+        Sequences whose values are equal share pages that hold the same tokens; one with None shares with nobody.
     num_computed
         How many of its tokens are in the pages; 0 again after a preemption.
+    num_indexed
+        How many of its pages are in the prefix cache.
+    num_cached
+        Prompt tokens that were there already when it first ran.
     """
 
     request_id: str
     token_ids: list[int]
     sampling: SamplingState
     num_prompt_tokens: int = field(init=False)
+    sharing: Hashable = None
     pages: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_indexed: int = 0
+    num_cached: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
 
     def __post_init__(self) -> None:

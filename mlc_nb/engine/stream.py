@@ -45,20 +45,24 @@ class TokenLogprobs:
     text_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamDelta:
     """The next piece of an answer.
 
     Attributes
     ----------
+    index
+        Which of the request's answers this is a piece of.
     text
         Whole characters that can no longer be a part of a stop string; may be empty.
     token_ids
         The tokens whose text is complete with this piece.
     logprobs
         One entry for each of ``token_ids`` where the request asked for them.
-    finish_reason, usage
-        Set in the last piece only.
+    finish_reason
+        Set in the last piece of the answer only.
+    usage
+        Set in the last piece of the request only.
     """
 
     text: str
@@ -66,6 +70,7 @@ class StreamDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    index: int = 0
 
 
 class Outbox:
@@ -176,7 +181,7 @@ class RequestStream:
         if isinstance(item, Exception):
             self._abort_if_dropped.detach()
             raise item
-        if item.finish_reason is not None:
+        if item.usage is not None:
             self._abort_if_dropped.detach()
         return item
 

@@ -37,7 +37,11 @@ class EngineConfig(StrictModel):
         Most prompt tokens in one step; the engine takes fewer when they would hold up running answers.
         Default 2048.
     prefix_cache_mode
-        Only ``"disable"`` for now, which is what None means.
+        ``"radix"`` keeps the KV pages of ended requests until others need them, and requests that begin with the same
+        tokens share them; ``"disable"`` does not.
+    prefix_cache_max_num_recycling_seqs
+        Most ended sequences that the prefix cache keeps; 0 is the same as ``"disable"``. None and -1 set no limit but
+        the pool: pages that are kept count as free, so a limit frees nothing.
     activation_dtype
         How products with quantized weights take their activations. ``"float32"`` keeps them as they are; ``"int16"``
         gives the same answers faster; ``"int8"`` doubles the speed of prefill once more and may change a word here
@@ -54,6 +58,8 @@ class EngineConfig(StrictModel):
     max_total_sequence_length: Annotated[int, Field(ge=16)] | None = None
     max_single_sequence_length: Annotated[int, Field(ge=2)] | None = None
     prefill_chunk_size: Annotated[int, Field(ge=1)] | None = None
+    prefix_cache_mode: Literal["radix", "disable"] = "radix"
+    prefix_cache_max_num_recycling_seqs: Annotated[int, Field(ge=-1)] | None = None
     activation_dtype: Literal["auto", "float32", "int16", "int8"] = "auto"
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
 
@@ -69,8 +75,6 @@ class EngineConfig(StrictModel):
     speculative_mode: Annotated[None, not_supported_yet("disable")] = None
     spec_draft_length: Annotated[None, not_supported_yet(0)] = None
     spec_tree_width: Annotated[None, not_supported_yet(1)] = None
-    prefix_cache_mode: Annotated[None, not_supported_yet("disable")] = None
-    prefix_cache_max_num_recycling_seqs: Annotated[None, not_supported_yet(0)] = None
     prefill_mode: Annotated[None, not_supported_yet("hybrid", "chunked")] = None
     verbose: Annotated[None, not_supported_yet(True, False)] = None
 
@@ -94,6 +98,19 @@ class EngineConfig(StrictModel):
     def num_sequences(self) -> int:
         """How many requests run at once, by ``max_num_sequence`` or the mode."""
         return self.max_num_sequence or _MAX_NUM_SEQUENCE[self.mode or "local"]
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether ended requests leave their pages to later ones."""
+        return self.prefix_cache_mode == "radix" and self.prefix_cache_max_num_recycling_seqs != 0
+
+    @property
+    def max_idle_sequences(self) -> int | None:
+        """Most ended sequences whose pages are kept; None for no limit."""
+        if not self.caches_prefixes:
+            return 0
+        limit = self.prefix_cache_max_num_recycling_seqs
+        return None if limit == -1 else limit
 
     @property
     def prefill_chunk(self) -> int:

@@ -6,13 +6,19 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["ResponseModel", "Usage"]
+__all__ = ["PromptTokensDetails", "ResponseModel", "Usage"]
 
 
 class ResponseModel(BaseModel):
     """Base of everything that goes out."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class PromptTokensDetails(ResponseModel):
+    """How many of the prompt's tokens the prefix cache had already."""
+
+    cached_tokens: int
 
 
 class Usage(ResponseModel):
@@ -23,7 +29,8 @@ class Usage(ResponseModel):
     completion_tokens
         Generated tokens; the stop token that ended the answer is not one of them.
     extra
-        Measured rates: ``prefill_tokens``, ``decode_tokens``, ``prefill_tokens_per_s``, ``decode_tokens_per_s``,
+        Measured rates: ``cached_tokens``, ``prefill_tokens``, ``decode_tokens``, ``prefill_tokens_per_s``,
+        ``decode_tokens_per_s``,
         ``ttft_s``, ``inter_token_latency_s`` and ``end_to_end_latency_s``; None where there was nothing to measure
         (a decode rate needs two tokens).
     """
@@ -31,4 +38,5 @@ class Usage(ResponseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
     extra: dict[str, Any] | None = None

@@ -11,13 +11,15 @@ import numpy.typing as npt
 from mlc_nb.errors import EngineTerminatedError, MLCError
 from mlc_nb.runtime.arena import Arena
 from mlc_nb.runtime.native import load_native, load_virtual_machine, use_threads
-from mlc_nb.runtime.step import SampledToken, SequenceSlice
+from mlc_nb.runtime.step import SequenceSlice, StepResult
 from mlc_nb.weights.plan import MAX_STEP_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mlc_nb.library import LibraryBundle
+    from mlc_nb.runtime.sampler import SamplingState
+    from mlc_nb.runtime.step import SampledToken
 
 __all__ = ["CpuModelRunner"]
 
@@ -85,14 +87,14 @@ class CpuModelRunner:
         """Run one step; logits after every new token, float32 ``[total new tokens, vocab_size]``."""
         return np.array(self._run(slices, list(range(sum(len(part.token_ids) for part in slices)))))
 
-    def step(self, slices: Sequence[SequenceSlice]) -> list[SampledToken | None]:
-        """Run one step and sample; one entry a slice, None where its ``sampling`` is None."""
+    def step(self, slices: Sequence[SequenceSlice]) -> list[StepResult]:
+        """Run one step and sample; one entry a slice: a token, what sampling raised, or None if not to be sampled."""
         last = _last_rows(slices)
         sampled = [(index, part.sampling) for index, part in enumerate(slices) if part.sampling is not None]
         logits = self._run(slices, [last[index] for index, _ in sampled])
-        results: list[SampledToken | None] = [None] * len(slices)
+        results: list[StepResult] = [None] * len(slices)
         for row, (index, sampling) in zip(logits, sampled, strict=True):
-            results[index] = sampling.sample(row)
+            results[index] = _sample(sampling, row)
         return results
 
     def close(self) -> None:
@@ -172,6 +174,13 @@ class CpuModelRunner:
 
     def _tensor(self, array: npt.NDArray[Any]) -> Any:
         return self._tvm_ffi.from_dlpack(array)
+
+
+def _sample(sampling: SamplingState, logits: npt.NDArray[np.float32]) -> SampledToken | Exception:
+    try:
+        return sampling.sample(logits)
+    except Exception as error:  # of one sequence, and the others go on
+        return error
 
 
 def _last_rows(slices: Sequence[SequenceSlice]) -> list[int]:

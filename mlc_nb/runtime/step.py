@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
     from mlc_nb.runtime.sampler import SamplingState
 
-__all__ = ["ModelRunner", "SampledToken", "SequenceSlice"]
+__all__ = ["ModelRunner", "SampledToken", "SequenceSlice", "StepResult"]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, here and below: a step makes one for each sequence, and frozen ones take three times as long to make.
+@dataclass(slots=True)
 class SequenceSlice:
     """The part of one sequence that a step processes.
 
@@ -39,13 +40,17 @@ class SequenceSlice:
     sampling: SamplingState | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampledToken:
     """A sampled token; log probabilities (natural logarithm) only when the request asked for them."""
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+StepResult: TypeAlias = "SampledToken | Exception | None"
+"""What a step gives for a slice: a token, what went wrong with picking one (for this sequence alone), or nothing."""
 
 
 class ModelRunner(Protocol):
@@ -70,8 +75,12 @@ class ModelRunner(Protocol):
     def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
         """Run one step; logits after the last token of each slice, float32 ``[len(slices), vocab_size]``."""
 
-    def step(self, slices: Sequence[SequenceSlice]) -> list[SampledToken | None]:
-        """Run one step and sample; one entry a slice, None where its ``sampling`` is None."""
+    def step(self, slices: Sequence[SequenceSlice]) -> list[StepResult]:
+        """Run one step and sample; one entry a slice, None where its ``sampling`` is None.
+
+        What sampling raises is the entry of its slice, so that a sequence fails alone; a failure of the model itself
+        is raised.
+        """
 
     def close(self) -> None:
         """Release weights, KV pages and the library; a second call does nothing."""

@@ -18,7 +18,8 @@ from mlc_nb.engine.model import LoadedModel
 from mlc_nb.protocol.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from mlc_nb.runtime.step import SampledToken, SequenceSlice
+    from mlc_nb.runtime.sampler import SamplingState
+    from mlc_nb.runtime.step import SequenceSlice, StepResult
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -115,14 +116,22 @@ class ScriptedRunner:
         self.steps.append([len(part.token_ids) for part in slices])
         return rows
 
-    def step(self, slices: Sequence[SequenceSlice]) -> list[SampledToken | None]:
+    def step(self, slices: Sequence[SequenceSlice]) -> list[StepResult]:
         rows = self.logits(slices)
         return [
-            None if part.sampling is None else part.sampling.sample(row) for row, part in zip(rows, slices, strict=True)
+            None if part.sampling is None else _sample(part.sampling, row)
+            for row, part in zip(rows, slices, strict=True)
         ]
 
     def close(self) -> None:
         self.closed = True
+
+
+def _sample(sampling: SamplingState, row: npt.NDArray[np.float32]) -> StepResult:
+    try:
+        return sampling.sample(row)
+    except Exception as error:
+        return error
 
 
 def make_model(

@@ -194,7 +194,7 @@ def test_a_failing_step_fails_everything_in_flight_with_its_cause(make_core: Mak
         return 3
 
     runners: list[ScriptedRunner] = []
-    core = make_core(broken, runners=runners)
+    core = make_core(broken, runners=runners, step_seconds=0.05)
     streams = [core.submit(make_request(str(i), [3, 3])) for i in range(3)]
     for stream in streams:
         with pytest.raises(EngineTerminatedError, match="the step broke") as failure:
