@@ -21,13 +21,16 @@ SHAPES = [(16, 576, False), (48, 96, True), (192, 32, True)]
 
 
 def cases(block_types: tuple[str, ...], terms: tuple[int, ...]) -> list[Any]:
-    """Every block type and number of terms at every level, with the shapes in turn: compiling is what takes time."""
-    turns = itertools.product(enumerate(LEVELS), enumerate(block_types), terms)
+    """Every block type at every level; shapes and terms in turn, because compiling is what takes time."""
     return [
         pytest.param(
-            level, block_type, count, *SHAPES[(i + j + count) % len(SHAPES)], id=f"{level}-{block_type}-{count}"
+            level,
+            block_type,
+            count := terms[(i + j) % len(terms)],
+            *SHAPES[(i + j) % len(SHAPES)],
+            id=f"{level}-{block_type}-{count}",
         )
-        for (i, level), (j, block_type), count in turns
+        for (i, level), (j, block_type) in itertools.product(enumerate(LEVELS), enumerate(block_types))
     ]
 
 

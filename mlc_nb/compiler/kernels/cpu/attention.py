@@ -96,20 +96,20 @@ def rotate_and_append(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
                 first, second = rotated(token, position, head * dim, i * code.lanes)
                 code.store(queries, first * scale, token, head, i * code.lanes)
                 code.store(queries, second * scale, token, head, half + i * code.lanes)
-            lanes = code.scratch(2 * code.lanes)
+            lanes = code.scratch(2 * code.lanes, shape.kv_dtype)
             with T.serial(0, kv_heads) as head:
                 with T.serial(0, half // code.lanes) as i:
                     first, second = rotated(token, position, (heads + head) * dim, i * code.lanes)
-                    code.store(lanes, first, 0)
-                    code.store(lanes, second, code.lanes)
+                    code.store(lanes, code.float_to_pool(first, shape.kv_dtype), 0)
+                    code.store(lanes, code.float_to_pool(second, shape.kv_dtype), code.lanes)
                     for lane in range(code.lanes):
                         for part in range(2):
                             row = part * half + i * code.lanes + lane
-                            key = T.Cast(shape.kv_dtype, lanes[part * code.lanes + lane])
+                            key = lanes[part * code.lanes + lane]
                             T.buffer_store(pages, key, [layer, page, 0, head, row * PAGE_SIZE + slot])
                 with T.serial(0, dim // code.lanes) as i:
                     value = code.load(qkv, token, (heads + kv_heads + head) * dim + i * code.lanes)
-                    value = T.Cast(f"{shape.kv_dtype}x{code.lanes}", value)
+                    value = code.float_to_pool(value, shape.kv_dtype)
                     code.store(pages, value, layer, page, 1, head, slot * dim + i * code.lanes)
 
         parallel_rows(tokens, emit)

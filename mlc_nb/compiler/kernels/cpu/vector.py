@@ -25,6 +25,8 @@ ROW_TILE = 16
 _SERIAL_BELOW = 4
 """Kernels whose work per row is small wake no thread for fewer rows than this."""
 
+_LARGEST_HALF = 65504.0
+
 # float32 with this value added is rounded to an integer that sits in the low bits (1.5 * 2**23).
 _ROUNDING_MAGIC = 12582912.0
 _ROUNDING_MAGIC_BITS = 0x4B400000
@@ -95,7 +97,7 @@ class VectorCode:
         return T.reinterpret(self.i32, shifted) - self.splat(_ROUNDING_MAGIC_BITS, "int32")
 
     def exp(self, value: Any) -> Any:
-        """``e**x`` to about 2 ulp; exactly 1 at 0 and exactly 0 below -87.3.
+        """``e**x`` within 3 ulp; exactly 1 at 0 and exactly 0 below -87.3.
 
         Range reduction by multiples of ln 2 in two parts, then the degree-6 Taylor polynomial of the remainder.
         """
@@ -138,6 +140,16 @@ class VectorCode:
         special = T.reinterpret(self.f32, magnitude | self.splat(0x7F800000, "int32"))
         finite = T.Select(magnitude < self.splat(0x0F800000, "int32"), scaled, special)
         return T.reinterpret(self.f32, T.reinterpret(self.i32, finite) | sign)
+
+    def float_to_pool(self, value: Any, dtype: str) -> Any:
+        """float32 lanes as ``dtype`` of the KV pool; what float16 cannot hold becomes its largest number.
+
+        An infinity would outlive its request: a page's next owner weights it with zero, which makes a NaN.
+        """
+        if dtype == "float16":
+            largest = self.splat(_LARGEST_HALF)
+            value = tirx.min(tirx.max(value, self.splat(-_LARGEST_HALF)), largest)
+        return T.Cast(f"{dtype}x{self.lanes}", value)
 
     def bfloat16_bits_to_float(self, value: Any) -> Any:
         """uint16 lanes that hold bfloat16 to float32."""
