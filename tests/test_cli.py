@@ -36,7 +36,8 @@ def test_one_prompt_one_answer(warm_model: Path, piped: bool) -> None:
     del warm_model
     options = ("chat", "--temperature", "0", "--max-tokens", "40")
     finished = run(*options, given=QUESTION) if piped else run(*options, "--prompt", QUESTION)
-    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "The capital of France is Paris.\n", "")
+    assert (finished.returncode, finished.stdout) == (0, "The capital of France is Paris.\n"), finished.stderr
+    assert re.sub(r"\r[^\n]*\n?", "", finished.stderr) == ""  # a busy machine shows progress bars
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def end(body: str, *, send: int | None = None, prologue: str = STREAMING) -> tup
         if send is not None:
             time.sleep(0.1)
             process.send_signal(send)
-        errors = process.stderr.read()
+        errors = re.sub(r"\r[^\n]*\n?", "", process.stderr.read())  # without the bars that a busy machine shows
         code = process.wait(timeout=20)
         seconds = time.monotonic() - started
     psutil.wait_procs(children, timeout=3)
