@@ -2,7 +2,7 @@
 
 ``model.ro`` is the VM executable, ``model.o`` the kernels' object file, ``metadata.json`` says how to feed them and
 ``request.json`` what they were compiled from. ``manifest.json`` holds the hash of each, so that a damaged bundle is
-seen and built again.
+seen and built again, and the versions that made them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from mlc_nb import errors
 from mlc_nb.child import popen
 from mlc_nb.errors import CompileError, MLCError, ModelFormatError, ModelNotFoundError
@@ -36,7 +34,8 @@ __all__ = ["LibraryBundle", "compile_bundle", "library_root", "load_bundle", "op
 
 _log = logging.getLogger(__name__)
 
-_FILES = ("model.ro", "model.o", "metadata.json", "request.json")
+_COMPILED = ("model.ro", "model.o", "metadata.json")
+_FILES = (*_COMPILED, "request.json")
 _MANIFEST = "manifest.json"
 _SOURCES = ("compiler", "models", "quantization", "weights/plan.py")
 _LAST_LINES = 15
@@ -77,6 +76,8 @@ def open_bundle(request: CompileRequest, *, progress: bool = True) -> LibraryBun
         If the compiler fails; the message holds its last lines.
     ModelFormatError
         If the compiler finds that the model cannot be run.
+    MLCError
+        If the cache cannot be written.
     """
     place = library_root() / _key(request)
     bundle = place / "bundle"
@@ -101,29 +102,44 @@ def compile_bundle(request: CompileRequest, directory: Path, *, progress: bool =
     ------
     CompileError, ModelFormatError
         As in `open_bundle`.
+    MLCError
+        If the folder cannot be written.
     """
-    directory.mkdir(parents=True)
-    child = popen(
-        "mlc_nb.compiler",
-        [str(directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
+    with disk_errors(directory):
+        directory.mkdir(parents=True)
+        try:
+            _run_compiler(request, directory, progress)
+            (directory / "request.json").write_text(request.model_dump_json(indent=1), encoding="utf-8")
+            manifest = {"toolchain": _toolchain(), "files": {name: _digest(directory / name) for name in _FILES}}
+            (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+def _run_compiler(request: CompileRequest, directory: Path, progress: bool) -> None:
     try:
-        with working("Compiling the model for this processor (once)", enabled=progress) as tick:
-            stdout, stderr = _communicate(child, request.model_dump_json(), tick)
-    except BaseException:
-        child.kill()
-        child.wait()
-        raise
-    if child.returncode != 0:
+        child = popen(
+            "mlc_nb.compiler",
+            [str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as error:
+        raise CompileError(f"the compiler's process cannot be started: {error}") from error
+    with child:
+        try:
+            with working("Compiling the model for this processor (once)", enabled=progress) as tick:
+                stdout, stderr = _communicate(child, request.model_dump_json(), tick)
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode != 0 or not all((directory / name).is_file() for name in _COMPILED):
         raise _failure(child.returncode, stdout, stderr)
-    (directory / "request.json").write_text(request.model_dump_json(indent=1), encoding="utf-8")
-    manifest = {name: _digest(directory / name) for name in _FILES}
-    (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def load_bundle(directory: Path) -> LibraryBundle:
@@ -143,18 +159,21 @@ def load_bundle(directory: Path) -> LibraryBundle:
             )
     try:
         manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
-        damaged = [name for name in _FILES if manifest.get(name) != _digest(directory / name)]
-        if damaged:
-            raise ModelFormatError(f"the model library {directory} is damaged ({', '.join(damaged)}); compile it again")
-        return LibraryBundle(
-            directory,
-            LibraryMetadata.model_validate_json((directory / "metadata.json").read_bytes()),
-            CompileRequest.model_validate_json((directory / "request.json").read_bytes()),
-        )
-    except (ValidationError, ValueError, AttributeError) as error:
+        toolchain, digests = manifest["toolchain"], manifest["files"]
+        damaged = [name for name in _FILES if digests.get(name) != _digest(directory / name)]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelFormatError(f"the model library {directory} is damaged ({_MANIFEST}); compile it again") from error
+    if damaged:
+        raise ModelFormatError(f"the model library {directory} is damaged ({', '.join(damaged)}); compile it again")
+    if toolchain != _toolchain():
         raise ModelFormatError(
-            f"the model library {directory} was made by another version of mlc_nb; compile it again"
-        ) from error
+            f"the model library {directory} was made by another version of mlc_nb or apache-tvm; compile it again"
+        )
+    return LibraryBundle(
+        directory,
+        LibraryMetadata.model_validate_json((directory / "metadata.json").read_bytes()),
+        CompileRequest.model_validate_json((directory / "request.json").read_bytes()),
+    )
 
 
 def _intact(directory: Path) -> LibraryBundle | None:
@@ -187,7 +206,7 @@ def _output_so_far(child: subprocess.Popen[str], text: str | None) -> tuple[str,
 def _failure(status: int, stdout: str, stderr: str) -> MLCError:
     """The child's own error where it reported one, else what its end and its last lines tell."""
     try:
-        report = json.loads(stdout)
+        report = json.loads(stdout.strip().rpartition("\n")[2])
         kind: type[MLCError] = getattr(errors, report["error"])
         if issubclass(kind, MLCError):
             return kind(report["message"])
@@ -200,14 +219,18 @@ def _failure(status: int, stdout: str, stderr: str) -> MLCError:
 
 def _key(request: CompileRequest) -> str:
     """Hash of everything that changes the result."""
-    content = {
-        "request": request.model_dump(mode="json"),
+    content = {"request": request.model_dump(mode="json"), **_toolchain()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _toolchain() -> dict[str, str]:
+    """What makes libraries: a library of another toolchain may expect other arguments."""
+    return {
         "apache-tvm": version("apache-tvm"),
         "apache-tvm-ffi": version("apache-tvm-ffi"),
         "platform": sys.platform,
         "sources": _sources_digest(),
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @cache

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from mlc_nb.errors import MLCError
 from mlc_nb.models.registry import architecture_module
+from mlc_nb.weights.cache import disk_errors
 from mlc_nb.weights.plan import CompileRequest
 
 
 def main() -> int:
     """Compile the request; the exit status."""
     directory = Path(sys.argv[1])
-    request = CompileRequest.model_validate_json(sys.stdin.read())
+    request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
     try:
         family = importlib.import_module(architecture_module(request.architecture))
         from mlc_nb.compiler.kernels.cpu.isa import isa_level
@@ -27,8 +28,9 @@ def main() -> int:
 
         model, metadata = family.build(request)
         level = isa_level(request.isa)
-        build_library(model, model.forward_spec(), level, directory / "model.ro", directory / "model.o")
-        (directory / "metadata.json").write_text(metadata.model_dump_json(indent=1), encoding="utf-8")
+        with disk_errors(directory):
+            build_library(model, model.forward_spec(), level, directory / "model.ro", directory / "model.o")
+            (directory / "metadata.json").write_text(metadata.model_dump_json(indent=1), encoding="utf-8")
     except MLCError as error:
         json.dump({"error": type(error).__name__, "message": str(error)}, sys.stdout)
         return 3

@@ -41,6 +41,11 @@ def build_library(
         The ISA level to generate code for.
     executable, objects
         Files to write: the VM executable (``.ro``) and the object file with the kernels (``.o``).
+
+    Raises
+    ------
+    OSError
+        If the executable cannot be written whole.
     """
     signature = {**forward_spec, "$": {"param_mode": "packed", "effect_mode": "none"}}
     module, _ = model.export_tvm(spec={"forward": signature})
@@ -52,6 +57,11 @@ def build_library(
     built.mod.write_to_file(str(executable), "ro")
     (kernels,) = (imported for imported in built.mod.imports if imported.kind == "llvm")
     kernels.write_to_file(str(objects), "o")
+    # TVM does not notice a disk that fills up while it writes; LLVM, which wrote the objects, does.
+    try:
+        tvm.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")(str(executable))
+    except Exception as error:
+        raise OSError(f"{executable} was not written whole; is the disk full?") from error
 
 
 def _relax_passes(target: tvm.target.Target) -> tvm.transform.Pass:

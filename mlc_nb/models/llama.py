@@ -60,36 +60,38 @@ class LlamaConfig:
             experts, partial rotary embeddings, YaRN); the message names the key.
         """
         keys = _Keys(request.hyperparameters)
-        if keys.integer("expert_count", 0):
+        if keys.count("expert_count", 0, least=0):
             raise ModelFormatError("the model is a mixture of experts (llama.expert_count), which is not supported yet")
-        heads = keys.integer("attention.head_count")
-        hidden = keys.integer("embedding_length")
-        kv_heads = keys.integer("attention.head_count_kv", heads)
-        head_dim = keys.integer("attention.key_length", hidden // heads if heads else 0)
-        if heads < 1 or kv_heads < 1 or heads % kv_heads or head_dim % 8 or head_dim < 8:
+        heads = keys.count("attention.head_count")
+        hidden = keys.count("embedding_length")
+        kv_heads = keys.count("attention.head_count_kv", heads)
+        head_dim = keys.count("attention.key_length", max(1, hidden // heads))
+        if heads % kv_heads or head_dim % 8:
             raise ModelFormatError(
                 f"impossible attention sizes: {heads} heads, {kv_heads} KV heads, head size {head_dim}; KV heads must "
                 "divide the heads, and the head size must be a multiple of 8"
             )
-        rotated = keys.integer("rope.dimension_count", head_dim)
+        rotated = keys.count("rope.dimension_count", head_dim)
         if rotated != head_dim:
             raise ModelFormatError(f"rotary embeddings over {rotated} of {head_dim} dimensions are not supported yet")
-        scaling = keys.text("rope.scaling.type", "none")
+        # A factor without a type is linear; older files call the factor rope.scale_linear.
+        scaling = keys.text("rope.scaling.type", "linear")
         if scaling not in ("none", "linear"):
             raise ModelFormatError(f"rotary scaling of type {scaling!r} (llama.rope.scaling.type) is not supported yet")
-        scale = keys.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+        factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+        scale = factor if scaling == "linear" else 1.0
         factors = vector(request.tensors, _ROPE_FACTORS, head_dim // 2) if _ROPE_FACTORS in request.tensors else None
         if "token_embd.weight" not in request.tensors:
             raise ModelFormatError("the file has no tensor 'token_embd.weight', the embedding; the file is incomplete")
         return cls(
-            layers=keys.integer("block_count"),
+            layers=keys.count("block_count"),
             hidden_size=hidden,
-            intermediate_size=keys.integer("feed_forward_length"),
+            intermediate_size=keys.count("feed_forward_length"),
             query_heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab_size=request.tensors["token_embd.weight"][1][0],
-            context_window_size=keys.integer("context_length"),
+            context_window_size=keys.count("context_length"),
             rms_norm_epsilon=keys.number("attention.layer_norm_rms_epsilon"),
             rope=RopeTable(dim=head_dim, base=keys.number("rope.freq_base", 10000.0), scale=scale, factors=factors),
         )
@@ -115,10 +117,10 @@ class _Keys:
             raise ModelFormatError(f"the file's metadata lacks llama.{key}; the file is incomplete")
         return value
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise ModelFormatError(f"llama.{key} is {value!r}; it must be a whole number from 0 to 2147483647")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            raise ModelFormatError(f"llama.{key} is {value!r}; it must be a whole number from {least} to 2147483647")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

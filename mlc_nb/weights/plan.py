@@ -23,7 +23,8 @@ MAX_STEP_TOKENS = 2048
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A file's numbers travel as they are, so that whoever reads them can name the one that makes no sense.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class SourceRows(_Frozen):
