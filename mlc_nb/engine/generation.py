@@ -118,11 +118,13 @@ class ActiveChoice:
         delta.index = self.index
         if self._answer.stopped:
             return self._finished(delta, stopped=True)
-        if self.num_generated < self._max_new_tokens:
+        constraint = self.sequence.sampling.constraint
+        is_whole = constraint is not None and constraint.is_finished
+        if self.num_generated < self._max_new_tokens and not is_whole:
             return delta
         rest = self._answer.finalize()
         whole = StreamDelta(delta.text + rest.text, delta.token_ids + rest.token_ids, delta.logprobs + rest.logprobs)
-        return self._finished(whole, stopped=self._answer.stopped)
+        return self._finished(whole, stopped=self._answer.stopped or is_whole)
 
     def _finished(self, delta: StreamDelta, *, stopped: bool) -> StreamDelta:
         delta.index = self.index

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlc_nb.engine.grammar import GrammarCompiler
 from mlc_nb.engine.limits import free_memory, resolve_limits
 from mlc_nb.errors import DeviceUnavailableError, ModelFormatError
 from mlc_nb.library import LibraryBundle, load_bundle, open_bundle
@@ -57,6 +58,8 @@ class LoadedModel:
         Ids are 0 to ``vocab_size - 1``.
     open_runner
         Loads weights and library and makes the runner. Called once, on the engine thread.
+    grammars
+        Compiles grammars for the model's vocabulary.
     """
 
     model_id: str
@@ -68,6 +71,7 @@ class LoadedModel:
     context_window_size: int
     vocab_size: int
     open_runner: Callable[[], ModelRunner]
+    grammars: GrammarCompiler = field(default_factory=GrammarCompiler, repr=False, compare=False)
 
 
 def load_model(

@@ -144,10 +144,12 @@ def _sampling(model: LoadedModel, request: GenerationFields, *, logprobs: bool, 
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         logit_bias=request.logit_bias,
         seed=request.seed,
+        constraint=None if request.grammar is None else model.grammars.compile(model, request.grammar),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )
 
 
 def _stop_token_ids(model: LoadedModel, request: GenerationFields) -> frozenset[int]:
-    return frozenset() if request.ignores_eos else model.stop_token_ids
+    # Within a grammar, stop tokens are allowed only where the answer may end.
+    return frozenset() if request.ignores_eos and request.grammar is None else model.stop_token_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mlc_nb.protocol.common import (
     FiniteFloat,
@@ -15,6 +15,7 @@ from mlc_nb.protocol.common import (
     StrictModel,
     not_supported_yet,
 )
+from mlc_nb.protocol.response_format import GrammarSource, ResponseFormat, as_plain
 
 __all__ = ["DebugConfig", "GenerationFields"]
 
@@ -27,7 +28,8 @@ class DebugConfig(StrictModel):
     Attributes
     ----------
     ignore_eos
-        Do not end the answer at the model's stop tokens, only at ``max_tokens`` or a stop string.
+        Do not end the answer at the model's stop tokens, only at ``max_tokens`` or a stop string. An answer with a
+        ``response_format`` ends where its form does.
     """
 
     ignore_eos: bool = False
@@ -63,6 +65,8 @@ class GenerationFields(StrictModel):
         at least this share of the top probability. Defaults 1, 0 and 0.
     user
         The caller's own label; it has no effect.
+    response_format
+        The form that the answer is held to; see `ResponseFormat`.
     """
 
     model: str | None = None
@@ -81,7 +85,7 @@ class GenerationFields(StrictModel):
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Probability | None = None
     user: str | None = None
-    response_format: Annotated[None, not_supported_yet({"type": "text"})] = None
+    response_format: Annotated[ResponseFormat, BeforeValidator(as_plain)] | None = None
     debug_config: DebugConfig | None = None
 
     @model_validator(mode="after")
@@ -89,6 +93,11 @@ class GenerationFields(StrictModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream=True")
         return self
+
+    @property
+    def grammar(self) -> GrammarSource | None:
+        """What the answer must match; None where anything goes."""
+        return None if self.response_format is None else self.response_format.source
 
     @property
     def wants_stream_usage(self) -> bool:

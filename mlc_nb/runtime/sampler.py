@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from mlc_nb.runtime.step import SampledToken
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SamplingState"]
+__all__ = ["SamplingState", "TokenConstraint"]
 
 # Below this a softmax has all its mass on the largest logit anyway.
 GREEDY_TEMPERATURE = 1e-5
@@ -24,11 +24,25 @@ FIRST_CANDIDATES = 256
 FloatArray = npt.NDArray[np.float32]
 
 
+class TokenConstraint(Protocol):
+    """Decides which tokens may come next, such as a grammar."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer is whole and nothing can follow."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Return which tokens may come next, bool ``[vocab_size]``, at least one."""
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token that was allowed."""
+
+
 class SamplingState:
     """How one sequence picks its tokens, and what it has picked so far.
 
-    The order is: logit bias, penalties, temperature, top-k, top-p, min-p, then the inverse of the cumulative
-    distribution at one uniform number. A seed therefore gives the same tokens alone and in any batch.
+    The order is: logit bias, penalties, constraint, temperature, top-k, top-p, min-p, then the inverse of the
+    cumulative distribution at one uniform number. A seed therefore gives the same tokens alone and in any batch.
 
     Parameters
     ----------
@@ -42,9 +56,11 @@ class SamplingState:
         Token id to what is added to its logit; ids must be below the vocabulary size.
     seed
         None draws one from the system.
+    constraint
+        Leaves only the tokens that it allows; belongs to this state alone.
     logprobs, top_logprobs
         Whether to give log probabilities, and of how many of the likeliest tokens; they are of the model's own
-        distribution: before bias, penalties and temperature.
+        distribution: before bias, penalties, constraint and temperature.
     """
 
     def __init__(
@@ -59,6 +75,7 @@ class SamplingState:
         repetition_penalty: float = 1.0,
         logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
+        constraint: TokenConstraint | None = None,
         logprobs: bool = False,
         top_logprobs: int = 0,
     ) -> None:
@@ -66,6 +83,7 @@ class SamplingState:
         self.top_p = top_p
         self.top_k = top_k
         self.min_p = min_p
+        self.constraint = constraint
         self.presence_penalty = presence_penalty
         self.frequency_penalty = frequency_penalty
         self.repetition_penalty = repetition_penalty
@@ -89,7 +107,7 @@ class SamplingState:
         Raises
         ------
         MLCError
-            The logits are not numbers.
+            The logits are not numbers, or the constraint cannot go on.
         """
         adjusted = self._adjust(logits)
         token_id = int(np.argmax(adjusted))
@@ -99,8 +117,13 @@ class SamplingState:
                 "The model gave logits that are not finite numbers: its weights or its compiled library are damaged. "
                 "Delete the cached library, verify the weights and load the model again."
             )
+        if self.constraint is not None:
+            adjusted = np.where(self.constraint.allowed(), adjusted, np.float32(-np.inf))
+            token_id = int(np.argmax(adjusted))
         if self.temperature >= GREEDY_TEMPERATURE:
             token_id = self._draw(adjusted, adjusted[token_id])
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
         if self._has_penalties:
             self._counts[token_id] += 1
         if not self.logprobs:
