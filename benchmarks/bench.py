@@ -7,18 +7,19 @@ slower or busier meanwhile disturbs all of it alike. Method and results: docs/pe
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.machine import REPOSITORY, describe_machine
+from benchmarks.machine import REPOSITORY, RESULTS, describe_machine
 from mlc_nb.library import library_root
 from mlc_nb.weights.cache import cache_root
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-RESULTS = REPOSITORY / "benchmarks" / "results"
 BUSY = 0.5  # load average from which the figures are no longer those of a quiet machine
 
 # Key of a measurement -> what the table calls it, its unit.
@@ -45,15 +45,20 @@ ROWS = {
 
 @dataclass
 class Case:
-    """One column of the table: an ISA level and a number of threads, and everything measured of it."""
+    """One column of the table: ISA level, threads and activations, and everything measured of them."""
 
     isa: str
     threads: int
+    activations: str = "auto"
     samples: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"{self.isa}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        name = f"{self.isa}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return name if self.activations == "auto" else f"{name}, {self.activations}"
+
+    def engine_arguments(self, model: str) -> tuple[str, ...]:
+        return ("--model", model, "--threads", str(self.threads), "--activations", self.activations)
 
     def add(self, key: str, values: list[float]) -> None:
         self.samples.setdefault(key, []).extend(values)
@@ -64,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--isa", action="append", help="ISA level, repeatable (default: the host's and avx2)")
     parser.add_argument("--threads", action="append", type=int, help="threads, repeatable (default: all usable cores)")
+    parser.add_argument("--activations", action="append", help="activation_dtype, repeatable (default: auto)")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each kind a column (default 3)")
     parser.add_argument("--runs", type=int, default=3, help="speed runs in each process (default 3)")
     parser.add_argument("--no-cold", action="store_true", help="leave out the cold start, which compiles")
@@ -72,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     machine = describe_machine()
     levels = options.isa or list(dict.fromkeys([machine["isa"], "avx2"]))
-    cases = [Case(isa, threads) for isa in levels for threads in options.threads or [machine["usable_cores"]]]
+    threads = options.threads or [machine["usable_cores"]]
+    cases = [Case(*columns) for columns in itertools.product(levels, threads, options.activations or ["auto"])]
     print(f"{machine['cpu']}, {machine['usable_cores']} usable cores, {machine['isa']}; commit {machine['commit']}")
     if machine["load_average"] > BUSY:
         print(f"note: the load average is {machine['load_average']:.2f}; other work takes part of this machine")
@@ -91,8 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
             case.add("warm_start_s", first_token(case, options.model))
             for key, values in measure(case, "import").items():
                 case.add(key, values)
-            speed = ("--model", options.model, "--threads", str(case.threads), "--runs", str(options.runs))
-            for key, values in measure(case, "speed", *speed).items():
+            speed = measure(case, "speed", *case.engine_arguments(options.model), "--runs", str(options.runs))
+            for key, values in speed.items():
                 case.add(key, values)
 
     print(table(cases))
@@ -128,8 +135,7 @@ def measure(case: Case, what: str, *arguments: str, home: str | None = None) -> 
 def first_token(case: Case, model: str, home: str | None = None) -> list[float]:
     """Seconds from the start of a process to the first text of its answer."""
     since = repr(time.time())
-    arguments = ("--model", model, "--threads", str(case.threads), "--since", since)
-    return measure(case, "first-token", *arguments, home=home)["first_token_s"]
+    return measure(case, "first-token", *case.engine_arguments(model), "--since", since, home=home)["first_token_s"]
 
 
 def table(cases: list[Case]) -> str:
@@ -162,7 +168,7 @@ def write(machine: Machine, model: str, cases: list[Case]) -> Path:
         "machine": machine,
         "model": model,
         "units": {key: unit for key, (_, unit) in ROWS.items()},
-        "cases": [{"isa": case.isa, "threads": case.threads, "samples": case.samples} for case in cases],
+        "cases": [asdict(case) for case in cases],
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

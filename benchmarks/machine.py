@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from mlc_nb.runtime.cores import usable_cores
 from mlc_nb.runtime.isa import runnable_isas
 
-__all__ = ["REPOSITORY", "Machine", "describe_machine"]
+__all__ = ["REPOSITORY", "RESULTS", "Machine", "describe_machine", "write_result"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
 class Machine(TypedDict):
@@ -47,6 +50,17 @@ def describe_machine() -> Machine:
         "mlc_nb": version("mlc-nb"),
         "apache_tvm": version("apache-tvm"),
     }
+
+
+def write_result(name: str, content: dict[str, Any]) -> Path:
+    """Keep the figures of one benchmark with the command and the machine, one file a day; return where."""
+    machine = describe_machine()
+    path = RESULTS / f"{machine['date'][:10]}-{name}.json"
+    command = " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"command": command, "machine": machine, **content}, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
 
 
 def cpu_name() -> str:

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from mlc_nb import MLCEngine
@@ -33,16 +33,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("what", choices=("import", "first-token", "speed"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--activations", default="auto")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--since", type=float, default=time.time(), help="time.time() at what counts as the start")
     options = parser.parse_args(arguments)
 
     if options.what == "import":
         result = measure_import()
-    elif options.what == "first-token":
-        result = measure_first_token(options.model, options.threads, options.since)
     else:
-        result = measure_speed(options.model, options.threads, options.runs)
+        with open_engine(options.model, options.threads, options.activations) as engine:
+            if options.what == "first-token":
+                result = measure_first_token(engine, options.since)
+            else:
+                result = measure_speed(engine, options.runs)
     print(json.dumps(result))
     return 0
 
@@ -57,43 +60,41 @@ def measure_import() -> dict[str, list[float]]:
     return {"import_s": [package - before], "import_engine_s": [engine - before]}
 
 
-def measure_first_token(model: str, threads: int | None, since: float) -> dict[str, list[float]]:
+def measure_first_token(engine: MLCEngine, since: float) -> dict[str, list[float]]:
     """From the start of this process, interpreter and imports included, to the first text of a streamed answer."""
-    with open_engine(model, threads) as engine:
-        ready = time.time()
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
-        for chunk in engine.chat.completions.create(messages=messages, stream=True, max_tokens=8, temperature=0.0):
-            if chunk.choices and chunk.choices[0].delta.content:
-                return {"first_token_s": [time.time() - since], "engine_ready_s": [ready - since]}
+    ready = time.time()
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    for chunk in engine.chat.completions.create(messages=messages, stream=True, max_tokens=8, temperature=0.0):
+        if chunk.choices and chunk.choices[0].delta.content:
+            return {"first_token_s": [time.time() - since], "engine_ready_s": [ready - since]}
     raise RuntimeError("the stream ended without any text")
 
 
-def measure_speed(model: str, threads: int | None, runs: int) -> dict[str, list[float]]:
+def measure_speed(engine: MLCEngine, runs: int) -> dict[str, list[float]]:
     """Decode and prefill rates of several runs, alternating, and the most memory that this process ever held."""
     ids = random.Random(7)
     decode: list[float] = []
     prefill: list[float] = []
     first_token: list[float] = []
-    with open_engine(model, threads) as engine:
-        generate(engine, ids, DECODE_PROMPT_TOKENS, WARM_UP_TOKENS)
-        for _ in range(runs):
-            decode.append(generate(engine, ids, DECODE_PROMPT_TOKENS, DECODE_TOKENS)["decode_tokens_per_s"])
-            usage = generate(engine, ids, PREFILL_TOKENS, 1)
-            prefill.append(usage["prefill_tokens_per_s"])
-            first_token.append(usage["ttft_s"])
-        peak = peak_resident_megabytes()
+    generate(engine, ids, DECODE_PROMPT_TOKENS, WARM_UP_TOKENS)
+    for _ in range(runs):
+        decode.append(generate(engine, ids, DECODE_PROMPT_TOKENS, DECODE_TOKENS)["decode_tokens_per_s"])
+        usage = generate(engine, ids, PREFILL_TOKENS, 1)
+        prefill.append(usage["prefill_tokens_per_s"])
+        first_token.append(usage["ttft_s"])
     return {
         "decode_tokens_per_s": decode,
         "prefill_tokens_per_s": prefill,
         "prefill_ttft_s": first_token,
-        "peak_rss_mb": [peak],
+        "peak_rss_mb": [peak_resident_megabytes()],
     }
 
 
-def open_engine(model: str, threads: int | None) -> MLCEngine:
+def open_engine(model: str, threads: int | None, activations: Literal["auto", "float32", "int16", "int8"]) -> MLCEngine:
     from mlc_nb import EngineConfig, MLCEngine
 
-    return MLCEngine(model, device="cpu", engine_config=EngineConfig(num_threads=threads))
+    config = EngineConfig(num_threads=threads, activation_dtype=activations)
+    return MLCEngine(model, device="cpu", engine_config=config)
 
 
 def generate(engine: MLCEngine, ids: random.Random, prompt_tokens: int, new_tokens: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ LEVEL = runnable_isas()[0]
 
 
 def test_table_gives_medians_with_their_span() -> None:
-    case = bench.Case("avx2", 2, {"decode_tokens_per_s": [81.25, 79.0, 90.0], "import_s": [0.0123]})
+    case = bench.Case("avx2", 2, samples={"decode_tokens_per_s": [81.25, 79.0, 90.0], "import_s": [0.0123]})
     lines = bench.table([case]).splitlines()
     assert [cell.strip() for cell in lines[0].split("|")[2:4]] == ["avx2, 2 threads", "unit"]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from mlc_nb.engine.model import LoadedModel
     from mlc_nb.runtime.step import ModelRunner
 
+Activations: TypeAlias = Literal["auto", "float32", "int16", "int8"]
+
 MODEL = "smollm2"
 CHUNK = 128
 
 
-def load(activation_dtype: str) -> LoadedModel:
-    """The default model with float32 activations ("float32") or as users get it ("auto")."""
+def load(activation_dtype: Activations) -> LoadedModel:
+    """The default model with one kind of activations; "auto" is what users get."""
     config = EngineConfig(activation_dtype=activation_dtype)
     return load_model(MODEL, device="cpu", model_lib=None, config=config)
 
@@ -48,7 +50,31 @@ def logits_along(runner: ModelRunner, token_ids: Sequence[int]) -> Iterator[npt.
         yield runner.logits_all([SequenceSlice(token_ids[start:end], start, page_table, None)])
 
 
-def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Natural logarithms of the probabilities, row by row, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+class Distributions:
+    """Softmax of rows of logits, kept in the parts that comparisons need; sums are in float64.
+
+    Attributes
+    ----------
+    logits, weights
+        float32 ``[rows, vocab]``; a probability is its weight over ``totals`` of its row.
+    totals, log_totals
+        float64 ``[rows]``: sums of the weights, and the natural logarithms of the sums of ``exp(logits)``.
+    """
+
+    def __init__(self, logits: npt.NDArray[np.float32]) -> None:
+        assert np.isfinite(logits).all()
+        highest = logits.max(axis=-1, keepdims=True)
+        self.logits = logits
+        self.weights = np.exp(logits - highest)
+        self.totals = self.weights.sum(axis=-1, dtype=np.float64)
+        self.log_totals = np.log(self.totals) + highest[:, 0]
+
+    def divergence_of(self, other: Distributions) -> npt.NDArray[np.float64]:
+        """KL(self || other) of each row, in nats."""
+        shift = (self.weights * (self.logits - other.logits)).sum(axis=-1, dtype=np.float64) / self.totals
+        return shift - (self.log_totals - other.log_totals)
+
+    def surprise_at(self, token_ids: Sequence[int]) -> float:
+        """Sum of -ln p over the tokens that follow the first ``len(token_ids)`` rows."""
+        rows = np.arange(len(token_ids))
+        return float((self.log_totals[rows] - self.logits[rows, list(token_ids)]).sum())

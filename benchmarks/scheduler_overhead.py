@@ -1,0 +1,172 @@
+"""What a step costs besides the model: scheduler, assembling of arguments, text, streams.
+
+python -m benchmarks.scheduler_overhead --batch 32
+
+The real engine runs on the real model's library and files; only the call of the compiled step is replaced, by a pause
+that lets the readers run as the native call does. The time between two such pauses is all that Python does for a step.
+Sampling is numpy's work over whole vocabularies and is listed by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import threading
+from dataclasses import replace
+from statistics import median, quantiles
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.machine import write_result
+from mlc_nb.engine.core import EngineCore
+from mlc_nb.engine.generation import GenerationRequest
+from mlc_nb.engine.model import load_model
+from mlc_nb.protocol.engine_config import EngineConfig
+from mlc_nb.runtime.sampler import SamplingState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from mlc_nb.engine.stream import RequestStream
+    from mlc_nb.runtime.step import ModelRunner, SampledToken
+
+__all__ = ["main"]
+
+STEP_SECONDS = 0.02
+PROMPT_TOKENS = 16
+WARM_UP_STEPS = 20
+GOAL_MS = 0.3
+# Ordinary text ids; the stand-in's logits are all equal but for one of them.
+FIRST_ID = 1_000
+
+
+class StandIn:
+    """Takes the compiled step's place and notes how long it was not being called, and how much of that was sampling."""
+
+    def __init__(self) -> None:
+        self.gaps: list[float] = []
+        self.sampling = 0.0
+        self.sampling_of_steps: list[float] = []
+        self._ended: float | None = None
+        self._calls = 0
+
+    def __call__(self, *arguments: Any) -> None:
+        del arguments
+        if self._ended is not None:
+            self.gaps.append(perf_counter() - self._ended - self.sampling)
+            self.sampling_of_steps.append(self.sampling)
+        sleep(STEP_SECONDS)
+        self.sampling = 0.0
+        self._calls += 1
+        self._ended = perf_counter()
+
+
+class TimedSampling(SamplingState):
+    """Greedy sampling that tells the stand-in how long it took."""
+
+    def __init__(self, stand_in: StandIn, row: int) -> None:
+        super().__init__(temperature=0.0)
+        self._stand_in = stand_in
+        self._token_id = FIRST_ID + row
+
+    def sample(self, logits: npt.NDArray[np.float32]) -> SampledToken:
+        started = perf_counter()
+        self._token_id += 7
+        logits[:] = 0.0
+        logits[self._token_id] = 1.0
+        token = super().sample(logits)
+        self._stand_in.sampling += perf_counter() - started
+        return token
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler_overhead")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--no-write", action="store_true", help="print only, write no file")
+    options = parser.parse_args(arguments)
+
+    samples = {}
+    for name, read in READERS.items():
+        stand_in = run(options.model, options.batch, options.steps, read)
+        samples[f"overhead_ms, {name}"] = [1e3 * seconds for seconds in stand_in.gaps[WARM_UP_STEPS:]]
+        samples[f"sampling_ms, {name}"] = [1e3 * seconds for seconds in stand_in.sampling_of_steps[WARM_UP_STEPS:]]
+    result = {
+        name: {"median": round(median(values), 4), "p90": round(quantiles(values, n=10)[-1], 4), "steps": len(values)}
+        for name, values in samples.items()
+    }
+    for name, figures in result.items():
+        print(f"{name:<40} median {figures['median']:.3f}  p90 {figures['p90']:.3f}")
+    if not options.no_write:
+        print(write_result("scheduler_overhead", {"batch": options.batch, "goal_ms": GOAL_MS, "result": result}))
+    return 0
+
+
+def run(model: str, batch: int, steps: int, read: Callable[[list[RequestStream]], None]) -> StandIn:
+    """Run ``batch`` requests at once for ``steps`` tokens each."""
+    stand_in = StandIn()
+    config = EngineConfig(max_num_sequence=batch, max_total_sequence_length=batch * 2 * (steps + PROMPT_TOKENS))
+    loaded = load_model(model, config=config, progress=False)
+
+    def open_runner() -> ModelRunner:
+        runner: Any = loaded.open_runner()
+        runner._forward = stand_in
+        return runner  # type: ignore[no-any-return] # the attribute that is replaced is private
+
+    core = EngineCore(replace(loaded, open_runner=open_runner), config)
+    try:
+        read(
+            [
+                core.submit(
+                    GenerationRequest(
+                        str(row),
+                        tuple(range(FIRST_ID + 100 * row, FIRST_ID + 100 * row + PROMPT_TOKENS)),
+                        TimedSampling(stand_in, row),
+                        steps,
+                    )
+                )
+                for row in range(batch)
+            ]
+        )
+    finally:
+        core.terminate()
+    return stand_in
+
+
+def read_in_one_loop(streams: list[RequestStream]) -> None:
+    """A task for each stream, as users of the async engine have."""
+
+    async def read(stream: RequestStream) -> None:
+        async for _ in stream:
+            pass
+
+    async def read_all() -> None:
+        await asyncio.gather(*map(read, streams))
+
+    asyncio.run(read_all())
+
+
+def read_in_threads(streams: list[RequestStream]) -> None:
+    """A thread for each stream."""
+
+    def read(stream: RequestStream) -> None:
+        for _ in stream:
+            pass
+
+    threads = [threading.Thread(target=read, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+READERS = {"one event loop": read_in_one_loop, "a thread each": read_in_threads}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
