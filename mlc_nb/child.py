@@ -92,6 +92,7 @@ class _Spawner:
             done.wait()
             if isinstance(outcome[0], subprocess.Popen):
                 outcome[0].kill()
+                outcome[0].wait()
             raise
         if isinstance(outcome[0], BaseException):
             raise outcome[0]

@@ -137,6 +137,7 @@ def _run_compiler(request: CompileRequest, directory: Path, progress: bool) -> N
                 stdout, stderr = _communicate(child, request.model_dump_json(), tick)
         except BaseException:
             child.kill()
+            child.wait()  # after Ctrl-C, leaving the block would wait for a moment only
             raise
     if child.returncode != 0 or not all((directory / name).is_file() for name in _COMPILED):
         raise _failure(child.returncode, stdout, stderr)

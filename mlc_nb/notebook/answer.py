@@ -7,10 +7,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from mlc_nb.engine import prepare
-from mlc_nb.engine.metrics import RequestTimes
 from mlc_nb.errors import RequestAborted
 from mlc_nb.notebook.stream_view import markdown_bundle
 from mlc_nb.protocol.chat import ChatChoice, ChatCompletionResponse, ChatResponseMessage
+from mlc_nb.protocol.responses import Usage
 
 if TYPE_CHECKING:
     from mlc_nb.engine.engine import MLCEngine
@@ -75,14 +75,14 @@ def stream_answer(engine: MLCEngine, fields: dict[str, Any], view: StreamView, s
     """
     model = engine.core.model
     request = prepare.prepare_chat(model, prepare.chat_request(fields, frozenset({model.model_id, engine.model})))
-    times = RequestTimes()
+    submitted = perf_counter()
+    arrivals: list[float] = []
     deltas = engine.core.submit(request)
     stop.then(deltas.close)
     read: list[StreamDelta] = []
     try:
         for delta in deltas:
-            if times.first_token is None:
-                times.first_token = perf_counter()
+            arrivals.append(perf_counter())
             read.append(delta)
             view.add(delta.text)
             if delta.finish_reason is not None:
@@ -102,6 +102,19 @@ def stream_answer(engine: MLCEngine, fields: dict[str, Any], view: StreamView, s
                 message=ChatResponseMessage(content="".join(delta.text for delta in read)),
             )
         ],
-        usage=usage or times.usage(len(request.prompt_token_ids), sum(len(delta.token_ids) for delta in read)),
+        usage=usage or _usage_so_far(len(request.prompt_token_ids), read, submitted, arrivals),
         interrupted=not finished,
     )
+
+
+def _usage_so_far(prompt_tokens: int, read: list[StreamDelta], submitted: float, arrivals: list[float]) -> Usage:
+    """Return what can be measured here of an answer that the engine did not finish."""
+    tokens = sum(len(delta.token_ids) for delta in read)
+    extra: dict[str, float] = {}
+    if arrivals:
+        extra["ttft_s"] = arrivals[0] - submitted
+        seconds, later_tokens = arrivals[-1] - arrivals[0], tokens - len(read[0].token_ids)
+        if seconds > 0 and later_tokens > 0:
+            extra["decode_tokens_per_s"] = later_tokens / seconds
+    total = prompt_tokens + tokens
+    return Usage(prompt_tokens=prompt_tokens, completion_tokens=tokens, total_tokens=total, extra=extra)
