@@ -214,8 +214,9 @@ def _failure(status: int, stdout: str, stderr: str) -> MLCError:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     end = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    lines = "\n".join(stderr.strip().splitlines()[-_LAST_LINES:]) or "it printed nothing"
-    return CompileError(f"the compiler {end} before the model library was made. Its last lines:\n{lines}")
+    lines = "\n".join(stderr.strip().splitlines()[-_LAST_LINES:])
+    printed = f"Its last lines:\n{lines}" if lines else "It printed nothing."
+    return CompileError(f"the compiler {end} before the model library was made. {printed}")
 
 
 def _key(request: CompileRequest) -> str:

@@ -138,7 +138,8 @@ def test_attention(level: str, shape: AttentionShape) -> None:
     tolerance = 2e-5 if shape.kv_dtype == "float32" else 2e-3
     assert np.abs(together - wanted).max() <= tolerance * np.abs(wanted).max()
 
-    # Alone, in reverse order, and on two threads: the same bits.
+    # In a prefill of everything, alone, in reverse order, and on two threads: the same bits.
+    assert np.array_equal(contexts.attended(everything, queries)[picked], together)
     for token, query, result in zip(tokens, queries[picked], together, strict=True):
         assert np.array_equal(contexts.attended([token], query[None])[0], result), token
     assert np.array_equal(contexts.attended(tokens[::-1], queries[picked][::-1])[::-1], together)
