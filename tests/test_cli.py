@@ -90,36 +90,41 @@ class Terminal:
     def send(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def close(self) -> int:
-        code = self.process.wait(timeout=20)
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.process.kill()
+        self.process.wait()
         os.close(self._master)
-        return code
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(warm_model: Path) -> None:
     del warm_model
-    terminal = Terminal("chat", "--temperature", "0.7", "--seed", "5", "--max-tokens", "1500")
-    terminal.wait_for("> $")
-    terminal.send("Tell me a long story about a lighthouse keeper.\n")
-    terminal.wait_for(r"keeper\.\s+.{40}")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.wait_for(r"\[stopped\]\s+> $", 2)
-    terminal.send("Hello.\n")
-    terminal.wait_for(r"Hello\.\s+\S.*\n> $")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.wait_for("> $", 2)
-    terminal.send("\x04")
-    assert terminal.close() == 0
+    with Terminal("chat", "--temperature", "0.7", "--seed", "5", "--max-tokens", "400") as terminal:
+        terminal.wait_for("> $")
+        terminal.send("Tell me a long story about a lighthouse keeper.\n")
+        terminal.wait_for(r"keeper\.\s+.{40}")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for(r"\[stopped\]\s+> $", 2)
+        terminal.send("Hello.\n")
+        terminal.wait_for(r"Hello\.\s+\S.*\n> $")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("> $", 2)
+        terminal.send("\x04")
+        assert terminal.process.wait(timeout=20) == 0
 
 
 def test_ctrl_c_ends_a_single_answer(warm_model: Path) -> None:
     del warm_model
     prompt = "Tell me a long story about a lighthouse keeper."
-    terminal = Terminal("chat", "--temperature", "0.7", "--seed", "5", "--max-tokens", "1500", "--prompt", prompt)
-    terminal.wait_for(".{40}")
-    terminal.process.send_signal(signal.SIGINT)
-    assert terminal.close() == 130
-    assert "Traceback" not in terminal.text
+    with Terminal(
+        "chat", "--temperature", "0.7", "--seed", "5", "--max-tokens", "1500", "--prompt", prompt
+    ) as terminal:
+        terminal.wait_for(".{40}")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(timeout=20) == 130
+        assert "Traceback" not in terminal.text
 
 
 def test_the_cache_is_listed_and_emptied(warm_model: Path, tmp_path: Path) -> None:
