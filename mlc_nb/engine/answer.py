@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _PendingToken:
     """A token whose text has not been released; it covers characters ``start`` to ``end`` of the whole text."""
 
@@ -46,6 +46,7 @@ class Answer:
         self._token_bytes = token_bytes
         self._detokenizer = Detokenizer(token_bytes, continues_text=continues_text)
         self._matcher = StopMatcher(stop_strings)
+        self._has_stop_strings = bool(stop_strings)
         self._pending: deque[_PendingToken] = deque()
         self._released = 0
 
@@ -56,10 +57,16 @@ class Answer:
 
     def add_token(self, token: SampledToken) -> StreamDelta:
         """Take the next token; return what can be given out now."""
-        start = self._detokenizer.length
         segment = self._detokenizer.add_token(token.token_id)
+        end = self._detokenizer.length
+        has_partial_character = self._detokenizer.has_partial_character
+        if not (has_partial_character or self._pending or self._has_stop_strings or token.logprob is not None):
+            # Nearly every token: there is nothing to wait for.
+            self._released = end
+            return StreamDelta(segment, (token.token_id,))
+        start = end - len(segment)
         # The bytes of an unfinished character belong to the character that is still to come.
-        end = self._detokenizer.length + self._detokenizer.has_partial_character
+        end += has_partial_character
         self._pending.append(_PendingToken(token.token_id, start, end, self._logprobs(token, start)))
         return self._release(self._matcher.feed(segment))
 

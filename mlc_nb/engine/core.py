@@ -12,6 +12,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from mlc_nb.engine.block_manager import BlockManager
+from mlc_nb.engine.courier import Courier
 from mlc_nb.engine.generation import ActiveChoice, ActiveRequest, GenerationRequest
 from mlc_nb.engine.metrics import EngineMetrics
 from mlc_nb.engine.prefill_pacer import PrefillPacer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.engine.model import LoadedModel
     from mlc_nb.engine.sequence import Sequence
+    from mlc_nb.engine.stream import Outbox, StreamDelta
     from mlc_nb.protocol.engine_config import EngineConfig
     from mlc_nb.runtime.step import ModelRunner, StepResult
 
@@ -77,6 +79,7 @@ class EngineCore:
         self._blocks: BlockManager
         self._cache: PrefixCache
         self._pacer: PrefillPacer
+        self._courier: Courier
         self._weight_bytes = self._kv_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"mlc_nb engine {model.model_id}", daemon=True)
         self._thread.start()
@@ -238,6 +241,7 @@ class EngineCore:
 
     def _run(self) -> None:
         runner: ModelRunner | None = None
+        self._courier = Courier(f"{threading.current_thread().name} courier")
         try:
             assert self._model is not None  # only _end drops it
             runner = self._model.open_runner()
@@ -253,6 +257,8 @@ class EngineCore:
             self._end("failed")
         finally:
             self._active.clear()
+            # Readers take this thread for the source of their deltas: it ends when they have all of them.
+            self._courier.close()
             self._started.set()
             if runner is not None:
                 _close(runner)
@@ -298,6 +304,7 @@ class EngineCore:
         self._deliver(scheduled, sampled)
 
     def _deliver(self, scheduled: list[ScheduledSlice], sampled: list[StepResult]) -> None:
+        parcel: list[tuple[Outbox, StreamDelta | Exception]] = []
         for item, token in zip(scheduled, sampled, strict=True):
             if token is None:
                 continue
@@ -321,7 +328,8 @@ class EngineCore:
                     self._metrics.last_finished_request = delta.usage.extra
                     self._forget(active)
             if delta.text or delta.token_ids or delta.finish_reason is not None:
-                active.outbox.put(delta)
+                parcel.append((active.outbox, delta))
+        self._courier.send(parcel)
 
     def _admit(self, active: ActiveRequest) -> None:
         for choice in active.choices:
@@ -340,7 +348,7 @@ class EngineCore:
             # The pages may hold what made it fail, such as numbers that are not finite.
             self._leave(choice, keep=False)
         self._forget(active)
-        active.outbox.put(failure)
+        self._courier.send([(active.outbox, failure)])
 
     def _abort(self, active: ActiveRequest) -> None:
         in_flight = any(choice.sequence in self._active for choice in active.choices)
@@ -349,7 +357,7 @@ class EngineCore:
         self._forget(active)
         if in_flight:
             self._metrics.aborted_requests += 1
-            active.outbox.put(_aborted(active))
+            self._courier.send([(active.outbox, _aborted(active))])
 
     def _forget(self, active: ActiveRequest) -> None:
         """Free the request's id; the id may be another request's by now."""
@@ -373,8 +381,14 @@ class EngineCore:
             in_flight = list(self._in_flight.values())
             self._in_flight.clear()
             self._model = self._token_bytes = None
-        for active in in_flight:
-            active.outbox.put(_aborted(active) if state == "terminated" else self._failed(active))
+        if threading.current_thread() is self._thread:
+            self._courier.send([(active.outbox, self._ending(active, state)) for active in in_flight])
+            return
+        for active in in_flight:  # the engine thread is in a native call that lasts; nothing more comes from it
+            active.outbox.put(self._ending(active, state))
+
+    def _ending(self, active: ActiveRequest, state: EngineState) -> MLCError:
+        return _aborted(active) if state == "terminated" else self._failed(active)
 
     def _failed(self, active: ActiveRequest) -> EngineTerminatedError:
         error = EngineTerminatedError(

@@ -155,10 +155,11 @@ class RequestStream:
             raise StopAsyncIteration
         try:
             loop = asyncio.get_running_loop()
+            bell = _bell_of(loop)
             item = None
             while item is None:
                 arrived: asyncio.Future[None] = loop.create_future()
-                item = self._outbox.take_or_call(functools.partial(_wake, loop, arrived))
+                item = self._outbox.take_or_call(functools.partial(bell.ring, arrived))
                 if item is None:
                     self._check_alive()
                     await arrived
@@ -186,11 +187,44 @@ class RequestStream:
         return item
 
 
-def _wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> None:
-    def set_arrived() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
+class _LoopBell:
+    """Tells the readers in one event loop that something has arrived, with one call for all that come close together.
 
-    # A closed loop refuses the call. Its reader is gone, and dropping the stream has aborted the request.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(set_arrived)
+    Such a call is a system call, and a step has something for every reader.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._lock = threading.Lock()
+        self._arrived: list[asyncio.Future[None]] = []
+
+    def ring(self, arrived: asyncio.Future[None]) -> None:
+        """Have ``arrived`` set in its loop; from any thread."""
+        with self._lock:
+            self._arrived.append(arrived)
+            if len(self._arrived) > 1:
+                return  # the loop has been called and has not come yet
+        loop = self._loop()
+        # A closed loop refuses the call. Its readers are gone, and dropping their streams has aborted the requests.
+        with contextlib.suppress(RuntimeError):
+            if loop is not None:
+                loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+        for future in arrived:
+            if not future.done():
+                future.set_result(None)
+
+
+def _bell_of(loop: asyncio.AbstractEventLoop) -> _LoopBell:
+    with _bells_lock:
+        bell = _bells.get(loop)
+        if bell is None:
+            bell = _bells[loop] = _LoopBell(loop)
+        return bell
+
+
+_bells_lock = threading.Lock()
+_bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBell] = weakref.WeakKeyDictionary()

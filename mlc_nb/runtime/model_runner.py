@@ -12,6 +12,7 @@ from mlc_nb.errors import EngineTerminatedError, MLCError
 from mlc_nb.runtime.arena import Arena
 from mlc_nb.runtime.native import load_native, load_virtual_machine, use_threads
 from mlc_nb.runtime.step import SequenceSlice, StepResult
+from mlc_nb.runtime.step_inputs import StepInputs
 from mlc_nb.weights.plan import MAX_STEP_TOKENS
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class CpuModelRunner:
         self._logits = np.empty((0, metadata.padded_vocab_size), np.float32)
         unwanted = (1, metadata.padded_vocab_size)
         self._unwanted_logits = Arena(Arena.needed([(unwanted, "float32")]), "the logits").array(unwanted, "float32")
+        self._inputs: StepInputs | None = None
         self._closed = False
 
     def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
@@ -102,7 +104,7 @@ class CpuModelRunner:
         if self._closed:
             return
         self._closed = True
-        self._forward = self._machine = None
+        self._forward = self._machine = self._inputs = None
         self._parameters = self._pages = None
         self._rope = ()
         self._partials = self._logits = self._unwanted_logits = np.empty((0, 0), np.float32)
@@ -126,31 +128,29 @@ class CpuModelRunner:
         return logits[:, : self.metadata.vocab_size]
 
     def _call(self, slices: Sequence[SequenceSlice], rows: Sequence[int], logits: npt.NDArray[np.float32]) -> None:
-        counts = [len(part.token_ids) for part in slices]
-        tokens = sum(counts)
-        token_ids = np.fromiter((token for part in slices for token in part.token_ids), np.int32, tokens)
-        starts = np.fromiter((part.start_position for part in slices), np.int32, len(slices))
-        offsets = np.arange(tokens, dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
-        tables = self._page_tables(slices)
         if not rows:
             # The compiled output head takes no empty batch.
-            rows, logits = [tokens - 1], self._unwanted_logits
-        inputs = (
-            token_ids,
-            np.repeat(starts, counts) + offsets,
-            np.repeat(np.arange(len(slices), dtype=np.int32), counts),
-            tables,
-            np.asarray(rows),
-        )
-        size = tokens * tables.shape[1] * self._partial_bytes // 4
-        shape = (tokens, tables.shape[1], self.metadata.query_heads, self.metadata.head_dim + 2)
-        partials = self._partials[:size].reshape(shape)
-        arrays = [self._tensor(_aligned(array)) for array in inputs]
-        outputs = [self._tensor(partials), self._tensor(logits)]
+            rows, logits = [sum(len(part.token_ids) for part in slices) - 1], self._unwanted_logits
+        inputs = self._inputs_for(slices, len(rows))
+        inputs.fill(slices, rows)
         try:
-            self._forward(*arrays, *self._rope, self._pages, *outputs, self._parameters)
+            self._forward(
+                *inputs.tensors, *self._rope, self._pages, inputs.partials, self._tensor(logits), self._parameters
+            )
         except Exception as error:
             raise MLCError(f"a step of the model failed in native code: {error}") from error
+
+    def _inputs_for(self, slices: Sequence[SequenceSlice], rows: int) -> StepInputs:
+        """The arguments of the last call where their shapes fit, as in one decode after another; else new ones."""
+        tokens = sum(len(part.token_ids) for part in slices)
+        chunks = max(self._chunks(part) for part in slices)
+        shapes = (tokens, len(slices), chunks, rows)
+        if self._inputs is None or self._inputs.shapes != shapes:
+            size = tokens * chunks * self._partial_bytes // 4
+            shape = (tokens, chunks, self.metadata.query_heads, self.metadata.head_dim + 2)
+            partials = self._tensor(self._partials[:size].reshape(shape))
+            self._inputs = StepInputs(shapes, self.metadata.chunk_pages, partials, self._tensor)
+        return self._inputs
 
     def _logits_buffer(self, rows: int) -> npt.NDArray[np.float32]:
         if len(self._logits) < rows:
@@ -161,16 +161,6 @@ class CpuModelRunner:
     def _chunks(self, part: SequenceSlice) -> int:
         end = part.start_position + len(part.token_ids)
         return -(-end // (self.page_size * self.metadata.chunk_pages))
-
-    def _page_tables(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.int32]:
-        """Page tables int32 ``[slices, chunks, pages of a chunk]``, filled up with page 0 where none is read."""
-        chunk_pages = self.metadata.chunk_pages
-        chunks = max(self._chunks(part) for part in slices)
-        tables = np.zeros((len(slices), chunks * chunk_pages), np.int32)
-        for row, part in zip(tables, slices, strict=True):
-            pages = part.page_table[: len(row)]
-            row[: len(pages)] = pages
-        return tables.reshape(len(slices), chunks, chunk_pages)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Any:
         return self._tvm_ffi.from_dlpack(array)
@@ -190,6 +180,9 @@ def _last_rows(slices: Sequence[SequenceSlice]) -> list[int]:
 
 def _calls(slices: Sequence[SequenceSlice], most: int) -> Iterator[list[SequenceSlice]]:
     """Cut a step into calls of at most ``most`` new tokens, in order; usually it is one."""
+    if sum(len(part.token_ids) for part in slices) <= most:
+        yield list(slices)
+        return
     call: list[SequenceSlice] = []
     room = most
     for part in slices:
@@ -204,13 +197,3 @@ def _calls(slices: Sequence[SequenceSlice], most: int) -> Iterator[list[Sequence
                 call, room = [], most
     if call:
         yield call
-
-
-def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """A copy as int32 that starts at a multiple of 64 bytes, as compiled code expects of its arguments."""
-    size = 4 * array.size
-    buffer = np.empty(size + 64, np.uint8)
-    start = -buffer.ctypes.data % 64
-    view = buffer[start : start + size].view(np.int32).reshape(array.shape)
-    view[...] = array
-    return view
