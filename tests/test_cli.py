@@ -109,6 +109,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(warm_model: Path) -> None:
         terminal.wait_for(r"\[stopped\]\s+> $", 2)
         terminal.send("Hello.\n")
         terminal.wait_for(r"Hello\.\s+\S.*\n> $")
+        time.sleep(0.3)  # between showing its prompt and waiting for a key, readline is deaf to signals
         terminal.process.send_signal(signal.SIGINT)
         terminal.wait_for("> $", 2)
         terminal.send("\x04")
