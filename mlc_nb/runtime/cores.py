@@ -10,6 +10,9 @@ import psutil
 
 __all__ = ["usable_cores"]
 
+_CPUS = Path("/sys/devices/system/cpu")
+_CGROUP = Path("/sys/fs/cgroup")
+
 
 def usable_cores() -> int:
     """Physical cores that this process may run on, by affinity and by its control group's CPU quota; at least 1."""
@@ -30,7 +33,7 @@ def _physical(cpus: set[int] | None) -> int:
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1
     cores = set()
     for cpu in cpus:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
         try:
             cores.add(siblings.read_text(encoding="ascii").strip())
         except OSError:
@@ -41,11 +44,11 @@ def _physical(cpus: set[int] | None) -> int:
 def _cgroup_quota() -> float | None:
     """CPU time that the control group grants, in processors, or None where there is no limit."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         try:
-            quota = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text(encoding="ascii")
-            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text(encoding="ascii")
+            quota = (_CGROUP / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii")
+            period = (_CGROUP / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii")
         except OSError:
             return None
     try:

@@ -1,0 +1,211 @@
+"""How long sequences may be: the rules of the modes on machines of any size, and the memory that is free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlc_nb.engine import limits
+from mlc_nb.engine.limits import free_memory, resolve_limits
+from mlc_nb.errors import BadRequestError, OutOfMemoryError
+from mlc_nb.protocol.engine_config import EngineConfig
+from mlc_nb.weights.plan import LibraryMetadata, PackedWeight, RopeTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 2**20
+WORKSPACE = 128 * MIB
+
+
+def metadata(context: int, *, kv_dtype: str = "float16", rows: int = 4096) -> LibraryMetadata:
+    """A model whose weights are ``rows`` x 1024 float32 and whose tokens need 16 or 32 KiB in the KV cache."""
+    return LibraryMetadata(
+        format_version=1,
+        architecture="llama",
+        isa="avx2",
+        activation_dtype="int8",
+        vocab_size=1000,
+        padded_vocab_size=1008,
+        context_window_size=context,
+        hidden_size=1024,
+        layers=16,
+        query_heads=16,
+        kv_heads=4,
+        head_dim=64,
+        kv_dtype=kv_dtype,
+        page_size=16,
+        chunk_pages=16,
+        rope=RopeTable(dim=64, base=1e4, scale=1.0, factors=None),
+        vectors=(),
+        matrices=(PackedWeight(parameters={}, block_type="F32", rows=rows, columns=1024, sources=()),),
+    )
+
+
+def free_for(tokens: int, *, token_bytes: int = 16384) -> int:
+    """Free memory in which the model's KV cache holds so many tokens, and no more."""
+    return -(-(tokens * token_bytes + WORKSPACE + 16 * MIB) * 100 // 85) + 2
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "capacity", "single", "total"),
+    [
+        ({}, 4096, 100_000, 4096, 4096),
+        ({}, 32768, 100_000, 8192, 8192),
+        ({}, 32768, 1000, 1000, 1000),
+        ({"mode": "local"}, 32768, 100_000, 8192, 8192),
+        ({"mode": "interactive"}, 32768, 100_000, 32768, 32768),
+        ({"mode": "interactive"}, 32768, 20_000, 20_000, 20_000),
+        ({"mode": "server"}, 4096, 1_000_000, 4096, 32 * 4096),
+        ({"mode": "server", "max_num_sequence": 3}, 4096, 1_000_000, 4096, 3 * 4096),
+        ({"mode": "server"}, 4096, 9000, 4096, 9000),
+        ({"mode": "server"}, 4096, 3000, 3000, 3000),
+        ({"max_single_sequence_length": 512}, 4096, 100_000, 512, 512),
+        ({"max_single_sequence_length": 2}, 4096, 100_000, 2, 2),
+        ({"max_total_sequence_length": 20_000}, 4096, 100_000, 4096, 20_000),
+        ({"max_total_sequence_length": 1000}, 4096, 100_000, 1000, 1000),
+        ({"max_total_sequence_length": 1000, "max_single_sequence_length": 1000}, 4096, 1000, 1000, 1000),
+        ({}, 8, 16, 8, 8),
+    ],
+)
+def test_rules_of_the_modes(config: dict[str, Any], context: int, capacity: int, single: int, total: int) -> None:
+    found = resolve_limits(metadata(context), EngineConfig(**config), free_for(capacity))
+    assert (found.single_sequence, found.pages) == (single, -(-total // 16))
+
+
+def test_float32_pages_hold_half_as_many_tokens() -> None:
+    found = resolve_limits(metadata(4096, kv_dtype="float32"), EngineConfig(), free_for(1000))
+    assert found.single_sequence == 500
+
+
+@given(
+    context=st.integers(1, 200_000),
+    mode=st.sampled_from([None, "local", "interactive", "server"]),
+    total=st.none() | st.integers(16, 400_000),
+    single=st.none() | st.integers(2, 200_000),
+    sequences=st.none() | st.integers(1, 256),
+    free=st.integers(0, 2**36),
+)
+def test_limits_are_always_sound(
+    context: int, mode: Any, total: int | None, single: int | None, sequences: int | None, free: int
+) -> None:
+    config = EngineConfig(
+        mode=mode, max_total_sequence_length=total, max_single_sequence_length=single, max_num_sequence=sequences
+    )
+    capacity = max(0, int(free * 0.85) - WORKSPACE - 16 * MIB) // 16384
+    try:
+        found = resolve_limits(metadata(context), config, free)
+    except (OutOfMemoryError, BadRequestError) as error:
+        refusal: Exception | None = error
+    else:
+        refusal = None
+    if isinstance(refusal, OutOfMemoryError):
+        assert capacity < (total or 16)
+    elif refusal is not None:
+        by_mode = 8192 if mode in (None, "local") else capacity
+        assert single is not None
+        assert single > min(context, total or min(capacity, by_mode))
+    if refusal is not None:
+        return
+    assert capacity >= (total or 16)
+    assert 1 <= found.single_sequence <= context
+    assert found.single_sequence <= found.pages * 16 <= capacity + 16
+    if single is not None:
+        assert found.single_sequence == single
+    if total is not None:
+        assert found.pages == -(-total // 16)
+
+
+@pytest.mark.parametrize(
+    ("config", "capacity", "message"),
+    [
+        ({"max_single_sequence_length": 5000}, 10**6, "is 5000, but the model's context window is 4096 tokens"),
+        (
+            {"max_single_sequence_length": 2000, "max_total_sequence_length": 1000},
+            10**6,
+            "holds 1000 tokens, as many as engine_config.max_total_sequence_length says; raise it",
+        ),
+        ({"max_single_sequence_length": 2000}, 1500, "holds 1500 tokens, as many as fit in the free memory; free some"),
+    ],
+)
+def test_refused_lengths_say_which_rule_bound_them(config: dict[str, Any], capacity: int, message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
+        resolve_limits(metadata(4096), EngineConfig(**config), free_for(capacity))
+
+
+def test_the_local_mode_says_that_it_bound_a_length() -> None:
+    with pytest.raises(BadRequestError, match="holds 8192 tokens, as many as mode 'local' gives"):
+        resolve_limits(metadata(32768), EngineConfig(max_single_sequence_length=10_000), free_for(10**6))
+
+
+def test_too_little_memory_names_all_sizes() -> None:
+    with pytest.raises(
+        OutOfMemoryError,
+        match=r"16 MiB for its weights, 128 MiB to .* 15\.6 MiB for a KV cache of 1000 tokens; 100 MiB are free",
+    ):
+        resolve_limits(metadata(4096), EngineConfig(max_total_sequence_length=1000), 100 * MIB)
+
+
+# -- the memory that is free
+
+
+def write_group(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("files", "granted"),
+    [
+        ({}, None),
+        ({"memory.max": "max\n", "memory.current": "5\n", "memory.stat": "inactive_file 1\n"}, None),
+        ({"memory.max": f"{GIB}\n", "memory.current": f"{GIB // 4}\n", "memory.stat": "anon 7\n"}, GIB * 3 // 4),
+        # Files that were read do not count: the system drops them.
+        (
+            {
+                "memory.max": f"{GIB}\n",
+                "memory.current": f"{GIB}\n",
+                "memory.stat": f"file 9\ninactive_file {GIB // 2}\n",
+            },
+            GIB // 2,
+        ),
+        ({"memory.max": "100\n", "memory.current": "300\n", "memory.stat": "inactive_file 50\n"}, 0),
+        ({"memory.max": "nonsense\n", "memory.current": "300\n", "memory.stat": "\n"}, None),
+        (
+            {
+                "memory/memory.limit_in_bytes": f"{GIB}\n",
+                "memory/memory.usage_in_bytes": f"{GIB // 2}\n",
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 1024\n",
+            },
+            GIB // 2 + 1024,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/memory.usage_in_bytes": "1\n",
+                "memory/memory.stat": "",
+            },
+            None,
+        ),
+    ],
+)
+def test_free_memory_heeds_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], granted: int | None
+) -> None:
+    host = psutil.virtual_memory()._replace(available=2 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
+    monkeypatch.setattr(limits, "_CGROUP", tmp_path)
+    write_group(tmp_path, files)
+    assert free_memory() == (2 * GIB if granted is None else granted)
+
+
+def test_free_memory_of_this_machine() -> None:
+    assert 0 < free_memory() <= psutil.virtual_memory().total
