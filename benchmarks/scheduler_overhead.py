@@ -3,8 +3,8 @@
 python -m benchmarks.scheduler_overhead --batch 32
 
 The real engine runs on the real model's library and files; only the call of the compiled step is replaced, by a pause
-that lets the readers run as the native call does. The time between two such pauses is all that Python does for a step: on
-the clock, and as processor time of the engine thread, which other work on the machine disturbs less. Sampling is
+that lets the readers run as the native call does. The time between two such pauses is all that Python does for a step,
+on the clock and as processor time of the engine thread, which other work on the machine disturbs less. Sampling is
 numpy's work over whole vocabularies and is listed by itself.
 """
 

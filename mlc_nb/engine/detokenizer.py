@@ -24,6 +24,13 @@ class Detokenizer:
     continues_text
         Whether the answer goes on from a text, so that a space at its beginning is a part of it. At the beginning of a
         text some tokenizers (SentencePiece) write a space that is not meant to be seen.
+
+    Attributes
+    ----------
+    length
+        Characters so far.
+    has_partial_character
+        Whether the tokens so far end in the middle of a character.
     """
 
     def __init__(self, token_bytes: TokenBytes, *, continues_text: bool = False) -> None:
@@ -36,6 +43,7 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._segments: list[str] = []
         self._at_start = not self._continues_text
+        self.has_partial_character = False
         self.last_segment = ""
         self.length = 0
 
@@ -46,21 +54,22 @@ class Detokenizer:
             self._segments = ["".join(self._segments)]
         return self._segments[0] if self._segments else ""
 
-    @property
-    def has_partial_character(self) -> bool:
-        """Whether the tokens so far end in the middle of a character."""
-        return bool(self._decoder.getstate()[0])
-
     def add_token(self, token_id: int) -> str:
         """Take the next token; return the text that it completes, which is `last_segment` too."""
+        text = self._token_bytes.text_of(token_id)
+        if text is not None and not self.has_partial_character and not self._at_start:
+            return self._append(text)
         data = self._token_bytes.of(token_id)
         if self._at_start and data:
             self._at_start = False
             data = self._without_leading_space(data)
-        return self._append(self._decoder.decode(data))
+        segment = self._decoder.decode(data)
+        self.has_partial_character = bool(self._decoder.getstate()[0])
+        return self._append(segment)
 
     def finalize(self) -> str:
         """Return what is left at the end: U+FFFD for an unfinished character."""
+        self.has_partial_character = False
         return self._append(self._decoder.decode(b"", final=True))
 
     def _append(self, segment: str) -> str:

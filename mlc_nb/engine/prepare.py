@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mlc_nb.engine.choices import choice_seed
 from mlc_nb.engine.generation import GenerationRequest
 from mlc_nb.errors import BadRequestError
 from mlc_nb.protocol.chat import ChatCompletionRequest
@@ -68,10 +69,12 @@ def prepare_chat(model: LoadedModel, request: ChatCompletionRequest, request_id:
     token_ids = model.tokenizer.encode(rendered, add_special_tokens=False).ids
     if model.add_bos and model.bos_token_id is not None and token_ids[:1] != [model.bos_token_id]:
         token_ids = [model.bos_token_id, *token_ids]
+    samplings = _samplings(model, request, logprobs=bool(request.logprobs), top_logprobs=request.top_logprobs or 0)
     return GenerationRequest(
         request_id=_request_id(request_id, "chatcmpl"),
         prompt_token_ids=_checked_prompt(model, token_ids, "messages"),
-        sampling=_sampling(model, request, logprobs=bool(request.logprobs), top_logprobs=request.top_logprobs or 0),
+        sampling=samplings[0],
+        more_choices=samplings[1:],
         max_tokens=request.token_limit,
         stop_strings=request.stop,
         stop_token_ids=_stop_token_ids(model, request),
@@ -88,10 +91,18 @@ def prepare_completion(model: LoadedModel, request: CompletionRequest, request_i
     """
     prompt = request.prompt
     token_ids = prompt if isinstance(prompt, tuple) else model.tokenizer.encode(prompt, add_special_tokens=False).ids
+    samplings = _samplings(
+        model,
+        request,
+        # The best answers are told by their log probabilities.
+        logprobs=request.logprobs is not None or request.num_generated > request.num_choices,
+        top_logprobs=request.logprobs or 0,
+    )
     return GenerationRequest(
         request_id=_request_id(request_id, "cmpl"),
         prompt_token_ids=_checked_prompt(model, token_ids, "prompt"),
-        sampling=_sampling(model, request, logprobs=request.logprobs is not None, top_logprobs=request.logprobs or 0),
+        sampling=samplings[0],
+        more_choices=samplings[1:],
         max_tokens=request.max_tokens,
         stop_strings=request.stop,
         stop_token_ids=_stop_token_ids(model, request),
@@ -127,26 +138,32 @@ def _checked_prompt(model: LoadedModel, token_ids: list[int] | tuple[int, ...], 
     return tuple(token_ids)
 
 
-def _sampling(model: LoadedModel, request: GenerationFields, *, logprobs: bool, top_logprobs: int) -> SamplingState:
+def _samplings(
+    model: LoadedModel, request: GenerationFields, *, logprobs: bool, top_logprobs: int
+) -> tuple[SamplingState, ...]:
+    """The sampling of each answer."""
     unknown = [token_id for token_id in request.logit_bias if token_id >= model.vocab_size]
     if unknown:
         raise BadRequestError(
             f"Invalid request: logit_bias names the token id {unknown[0]}, but the vocabulary of {model.model_id} has "
             f"the ids 0 to {model.vocab_size - 1}."
         )
-    return SamplingState(
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=request.top_k or 0,
-        min_p=request.min_p or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
-        logit_bias=request.logit_bias,
-        seed=request.seed,
-        constraint=None if request.grammar is None else model.grammars.compile(model, request.grammar),
-        logprobs=logprobs,
-        top_logprobs=top_logprobs,
+    return tuple(
+        SamplingState(
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=request.top_k or 0,
+            min_p=request.min_p or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+            logit_bias=request.logit_bias,
+            seed=choice_seed(request.seed, index),
+            constraint=None if request.grammar is None else model.grammars.compile(model, request.grammar),
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+        )
+        for index in range(request.num_generated)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from mlc_nb.engine.choices import best_choices, by_choice
 from mlc_nb.protocol.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -31,17 +32,17 @@ ResponseT = TypeVar("ResponseT", covariant=True)
 
 
 class Responder(Protocol[ChunkT, ResponseT]):
-    """Shapes one answer."""
+    """Shapes the answers to one request."""
 
     def chunks(self, delta: StreamDelta) -> list[ChunkT]:
         """Return the elements of the stream for the next delta."""
 
     def response(self, deltas: list[StreamDelta]) -> ResponseT:
-        """Return the whole answer; the last delta has the finish reason."""
+        """Return all answers; the last delta has the usage."""
 
 
 class ChatResponder:
-    """Shapes the answer to a chat request."""
+    """Shapes the answers to a chat request."""
 
     def __init__(self, request: ChatCompletionRequest, generation: GenerationRequest, model: LoadedModel) -> None:
         self._id = generation.request_id
@@ -49,16 +50,17 @@ class ChatResponder:
         self._created = int(time.time())
         self._with_logprobs = bool(request.logprobs)
         self._with_usage = request.wants_stream_usage
-        self._is_first = True
+        self._begun: set[int] = set()
 
     def chunks(self, delta: StreamDelta) -> list[ChatCompletionChunk]:
         """Return the elements of the stream for the next delta."""
         choice = ChatChunkChoice(
-            delta=ChatDelta(role="assistant" if self._is_first else None, content=delta.text),
+            index=delta.index,
+            delta=ChatDelta(role=None if delta.index in self._begun else "assistant", content=delta.text),
             finish_reason=delta.finish_reason,
             logprobs=self._logprobs(delta.logprobs),
         )
-        self._is_first = False
+        self._begun.add(delta.index)
         chunks = [self._chunk([choice])]
         if self._with_usage and delta.usage is not None:
             last = self._chunk([])
@@ -67,17 +69,22 @@ class ChatResponder:
         return chunks
 
     def response(self, deltas: list[StreamDelta]) -> ChatCompletionResponse:
-        """Return the whole answer; the last delta has the finish reason."""
-        finish_reason, usage = deltas[-1].finish_reason, deltas[-1].usage
-        assert finish_reason is not None  # the engine sets both in the last delta
-        assert usage is not None
-        choice = ChatChoice(
+        """Return all answers; the last delta has the usage."""
+        usage = deltas[-1].usage
+        assert usage is not None  # the engine sets it in the last delta
+        choices = [self._choice(index, pieces) for index, pieces in enumerate(by_choice(deltas))]
+        return ChatCompletionResponse(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+        )
+
+    def _choice(self, index: int, deltas: list[StreamDelta]) -> ChatChoice:
+        finish_reason = deltas[-1].finish_reason
+        assert finish_reason is not None  # the engine sets it in the last delta of each answer
+        return ChatChoice(
+            index=index,
             finish_reason=finish_reason,
             message=ChatResponseMessage(content="".join(delta.text for delta in deltas)),
             logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
-        )
-        return ChatCompletionResponse(
-            id=self._id, created=self._created, model=self._model, choices=[choice], usage=usage
         )
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
@@ -104,7 +111,7 @@ def _top_logprob(chance: TokenChance) -> TopLogprob:
 
 
 class CompletionResponder:
-    """Shapes the answer to a completion request: the prompt first where it is echoed, the suffix last.
+    """Shapes the answers to a completion request: the prompt first where it is echoed, the suffix last.
 
     Parameters
     ----------
@@ -122,40 +129,46 @@ class CompletionResponder:
         self._with_usage = request.wants_stream_usage
         self._prefix = prompt_text if request.echo else ""
         self._suffix = request.suffix or ""
-        self._is_first = True
+        self._num_choices = request.num_choices
+        self._begun: set[int] = set()
 
     def chunks(self, delta: StreamDelta) -> list[CompletionResponse]:
         """Return the elements of the stream for the next delta."""
         chunks = []
-        if self._is_first and self._prefix:
-            chunks.append(self._response([CompletionChoice(text=self._prefix)]))
-        self._is_first = False
-        finished = delta.finish_reason is not None
+        if delta.index not in self._begun and self._prefix:
+            chunks.append(self._response([CompletionChoice(index=delta.index, text=self._prefix)]))
+        self._begun.add(delta.index)
         choice = CompletionChoice(
+            index=delta.index,
             text=delta.text,
             # With a suffix to come, the finish reason goes into the very last piece.
             finish_reason=None if self._suffix else delta.finish_reason,
             logprobs=self._logprobs(delta.logprobs),
         )
         chunks.append(self._response([choice]))
-        if finished and self._suffix:
-            chunks.append(self._response([CompletionChoice(text=self._suffix, finish_reason=delta.finish_reason)]))
-        if finished and self._with_usage:
+        if delta.finish_reason is not None and self._suffix:
+            last_choice = CompletionChoice(index=delta.index, text=self._suffix, finish_reason=delta.finish_reason)
+            chunks.append(self._response([last_choice]))
+        if delta.usage is not None and self._with_usage:
             last = self._response([])
             last.usage = delta.usage
             chunks.append(last)
         return chunks
 
     def response(self, deltas: list[StreamDelta]) -> CompletionResponse:
-        """Return the whole answer; the last delta has the finish reason."""
-        choice = CompletionChoice(
+        """Return the best answers; the last delta has the usage."""
+        best = best_choices(by_choice(deltas), self._num_choices)
+        response = self._response([self._choice(index, pieces) for index, pieces in enumerate(best)])
+        response.usage = deltas[-1].usage
+        return response
+
+    def _choice(self, index: int, deltas: list[StreamDelta]) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
             text=self._prefix + "".join(delta.text for delta in deltas) + self._suffix,
             finish_reason=deltas[-1].finish_reason,
             logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
         )
-        response = self._response([choice])
-        response.usage = deltas[-1].usage
-        return response
 
     def _response(self, choices: list[CompletionChoice]) -> CompletionResponse:
         return CompletionResponse(id=self._id, created=self._created, model=self._model, choices=choices)

@@ -41,6 +41,7 @@ class TokenBytes:
         self.leading_space = _leading_space(steps)
         self._piece_to_bytes = _piece_decoder(steps)
         self._cache: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
 
     def of(self, token_id: int) -> bytes:
         """Return what the token adds to the text."""
@@ -49,6 +50,19 @@ class TokenBytes:
             known = b"" if token_id in self._special else self.of_any(token_id)
             self._cache[token_id] = known
         return known
+
+    def text_of(self, token_id: int) -> str | None:
+        """Return the token's text where it is whole characters, None where its bytes are a part of some."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            pass
+        try:
+            text: str | None = self.of(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._texts[token_id] = text
+        return text
 
     def of_any(self, token_id: int) -> bytes:
         """Return the token's bytes even where it is a special one, which no text shows."""

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mlc_nb.protocol.common import UnicodeText, not_supported_yet
+from mlc_nb.protocol.common import UnicodeText
 from mlc_nb.protocol.responses import ResponseModel, Usage
-from mlc_nb.protocol.sampling import GenerationFields
+from mlc_nb.protocol.sampling import MAX_CHOICES, GenerationFields
 
 __all__ = ["CompletionChoice", "CompletionLogprobs", "CompletionRequest", "CompletionResponse"]
 
@@ -27,6 +27,9 @@ def _as_prompt(value: object) -> object:
     return prompt
 
 
+Prompt = Annotated[UnicodeText | tuple[int, ...], BeforeValidator(_as_prompt)]
+
+
 class CompletionRequest(GenerationFields):
     """A request to go on from a prompt; see `GenerationFields` for the shared fields.
 
@@ -34,6 +37,8 @@ class CompletionRequest(GenerationFields):
     ----------
     prompt
         Text, encoded as it is with no BOS token in front, or token ids.
+    best_of
+        How many answers to generate, of which the ``n`` with the likeliest tokens (on average) go out; default ``n``.
     echo
         Put the prompt in front of the answer.
     suffix
@@ -42,14 +47,23 @@ class CompletionRequest(GenerationFields):
         0 to 5: the log probability of each token of the answer, and of so many likeliest tokens in its place.
     """
 
-    prompt: Annotated[UnicodeText | tuple[int, ...], BeforeValidator(_as_prompt)]
-    best_of: Annotated[None, not_supported_yet(1)] = None
+    prompt: Prompt
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool | None = None
     suffix: UnicodeText | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
+    @property
+    def num_generated(self) -> int:
+        """How many answers are generated, of which the best go out."""
+        return self.best_of or self.num_choices
+
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
+        if self.num_generated < self.num_choices:
+            raise ValueError(f"best_of is {self.best_of}, but n is {self.num_choices}: best_of must be at least n")
+        if self.stream and self.num_generated > self.num_choices:
+            raise ValueError("best_of cannot be streamed: the best answer is known only when all have ended")
         if self.echo and self.logprobs is not None:
             raise ValueError("echo together with logprobs is not supported yet: leave one of them out")
         return self

@@ -17,7 +17,9 @@ from mlc_nb.protocol.common import (
 )
 from mlc_nb.protocol.response_format import GrammarSource, ResponseFormat, as_plain
 
-__all__ = ["DebugConfig", "GenerationFields"]
+__all__ = ["MAX_CHOICES", "DebugConfig", "GenerationFields"]
+
+MAX_CHOICES = 128
 
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 
@@ -54,6 +56,8 @@ class GenerationFields(StrictModel):
         Token id to a number from -100 to 100 that is added to its logit.
     max_tokens
         Most tokens in the answer; None goes on to the end of the context window.
+    n
+        How many answers to give, default 1; their seeds follow from ``seed``.
     seed
         Same seed, same answer; None draws a new one.
     stop
@@ -75,7 +79,7 @@ class GenerationFields(StrictModel):
     repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     logit_bias: LogitBias = Field(default_factory=dict)
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[None, not_supported_yet(1)] = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopStrings = ()
     stream: bool | None = None
@@ -98,6 +102,16 @@ class GenerationFields(StrictModel):
     def grammar(self) -> GrammarSource | None:
         """What the answer must match; None where anything goes."""
         return None if self.response_format is None else self.response_format.source
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers go out."""
+        return self.n or 1
+
+    @property
+    def num_generated(self) -> int:
+        """How many answers are generated, of which the best go out."""
+        return self.num_choices
 
     @property
     def wants_stream_usage(self) -> bool:

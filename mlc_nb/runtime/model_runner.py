@@ -116,7 +116,7 @@ class CpuModelRunner:
         """
         if self._closed:
             raise EngineTerminatedError("the model was released; make a new engine")
-        chunks = max(self._chunks(part) for part in slices)
+        chunks = self._chunks(slices)
         most = min(MAX_STEP_TOKENS, max(1, _PARTIALS_BYTES // (chunks * self._partial_bytes)))
         logits = self._logits_buffer(len(rows))
         done = first = 0
@@ -143,7 +143,7 @@ class CpuModelRunner:
     def _inputs_for(self, slices: Sequence[SequenceSlice], rows: int) -> StepInputs:
         """The arguments of the last call where their shapes fit, as in one decode after another; else new ones."""
         tokens = sum(len(part.token_ids) for part in slices)
-        chunks = max(self._chunks(part) for part in slices)
+        chunks = self._chunks(slices)
         shapes = (tokens, len(slices), chunks, rows)
         if self._inputs is None or self._inputs.shapes != shapes:
             size = tokens * chunks * self._partial_bytes // 4
@@ -158,8 +158,9 @@ class CpuModelRunner:
             self._logits = Arena(Arena.needed([(shape, "float32")]), "the logits").array(shape, "float32")
         return self._logits[:rows]
 
-    def _chunks(self, part: SequenceSlice) -> int:
-        end = part.start_position + len(part.token_ids)
+    def _chunks(self, slices: Sequence[SequenceSlice]) -> int:
+        """Chunks of pages in the longest page table."""
+        end = max([part.start_position + len(part.token_ids) for part in slices])
         return -(-end // (self.page_size * self.metadata.chunk_pages))
 
     def _tensor(self, array: npt.NDArray[Any]) -> Any:

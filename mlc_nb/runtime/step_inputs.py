@@ -52,6 +52,8 @@ class StepInputs:
         self._positions = _aligned((tokens,))
         self._slices = _aligned((tokens,))
         tables = _aligned((slices, chunks, chunk_pages))
+        # What no sequence fills is not read, but must name a page.
+        tables[...] = 0
         self._tables = tables.reshape(slices, chunks * chunk_pages)
         self._rows = _aligned((rows,))
         arrays = (self._token_ids, self._positions, self._slices, tables, self._rows)
@@ -72,12 +74,10 @@ class StepInputs:
             first_rows = np.cumsum(counts) - counts
             self._positions[:] = np.arange(tokens) + np.repeat(np.asarray(starts) - first_rows, counts)
             self._slices[:] = np.repeat(np.arange(num_slices), counts)
-        # Page 0 fills up what is not read.
         width = self._tables.shape[1]
         for row, part in zip(self._tables, slices, strict=True):
             pages = part.page_table if len(part.page_table) <= width else part.page_table[:width]
             row[: len(pages)] = pages
-            row[len(pages) :] = 0
 
 
 def _aligned(shape: tuple[int, ...]) -> npt.NDArray[np.int32]:

@@ -86,11 +86,18 @@ class ScriptedRunner:
     """Implements `ModelRunner` on token ids in pages."""
 
     def __init__(
-        self, next_token: NextToken, *, num_pages: int = 64, page_size: int = 16, step_seconds: float = 0.0
+        self,
+        next_token: NextToken,
+        *,
+        num_pages: int = 64,
+        page_size: int = 16,
+        step_seconds: float = 0.0,
+        sharpness: float = 20.0,
     ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
         self.step_seconds = step_seconds
+        self.sharpness = sharpness
         self.weight_bytes = 1000
         self.kv_bytes = 8 * num_pages * page_size
         self.closed = False
@@ -110,7 +117,7 @@ class ScriptedRunner:
         for row, part in zip(rows, slices, strict=True):
             if part.sampling is not None:
                 history = self._pages[list(part.page_table)].reshape(-1)[: part.start_position + len(part.token_ids)]
-                row[self._next_token(history.tolist())] = 20.0
+                row[self._next_token(history.tolist())] = self.sharpness
         if self.step_seconds:
             time.sleep(self.step_seconds)
         self.steps.append([len(part.token_ids) for part in slices])

@@ -14,7 +14,7 @@ import pytest
 from mlc_nb.engine.async_engine import AsyncMLCEngine
 from mlc_nb.engine.engine import MLCEngine
 from mlc_nb.errors import BadRequestError, EngineTerminatedError, ModelNotFoundError, RequestAborted
-from tests.engine.scripted import END, VOCAB_SIZE, answering, encode
+from tests.engine.scripted import END, VOCAB_SIZE, answering, encode, mixed
 
 HI = [{"role": "user", "content": "Hi"}]
 ANSWER = "Grüße aus Köln 👩‍👩‍👧‍👦, stop here and there"
@@ -212,7 +212,7 @@ def test_bad_chat_requests_get_one_clear_error(serve: Serve, fields: dict[str, A
         ({"prompt": [VOCAB_SIZE]}, rf"prompt\[0\] is the token id {VOCAB_SIZE}"),
         ({"prompt": [-1]}, r"prompt\[0\] is the token id -1"),
         ({"prompt": ["a", "b"]}, "several prompts"),
-        ({"prompt": "a", "best_of": 2}, "best_of is not supported yet"),
+        ({"prompt": "a", "n": 3, "best_of": 2}, "best_of must be at least n"),
         ({"prompt": "a", "echo": True, "logprobs": 1}, "echo together with logprobs"),
         ({"prompt": "a", "messages": HI}, "messages is not a known field"),
     ],
@@ -386,3 +386,42 @@ def test_async_abort_metrics_and_reset(serve: Serve) -> None:
 async def anext_until_error(stream: Any) -> None:
     async for _ in stream:
         pass
+
+
+def test_several_answers_differ_by_their_seeds_and_come_back_by_index(serve: Serve) -> None:
+    serve(mixed, sharpness=3.0)
+    fields: dict[str, Any] = {"messages": HI, "n": 3, "seed": 5, "max_tokens": 6, "temperature": 1.0}
+    with MLCEngine("scripted") as engine:
+        one = engine.chat.completions.create(**{**fields, "n": 1})
+        whole = engine.chat.completions.create(**fields)
+        chunks = list(engine.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    openai.types.chat.ChatCompletion.model_validate(whole.model_dump())
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert texts[0] == one.choices[0].message.content
+    assert len(set(texts)) == 3
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 18
+    for index, text in enumerate(texts):
+        pieces = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert "".join(piece.delta.content for piece in pieces) == text
+        assert [piece.delta.role for piece in pieces if piece.delta.role] == ["assistant"]
+        assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
+    assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [18]
+
+
+def test_the_best_of_several_answers_have_the_likeliest_tokens(serve: Serve) -> None:
+    serve(mixed, sharpness=3.0)
+    fields: dict[str, Any] = {"prompt": "a", "seed": 5, "max_tokens": 4, "temperature": 1.0}
+    with MLCEngine("scripted") as engine:
+        everything = engine.completions.create(**fields, n=6, logprobs=0, echo=False, suffix="!")
+        best = engine.completions.create(**fields, n=2, best_of=6, suffix="!")
+        with pytest.raises(BadRequestError, match="best_of cannot be streamed"):
+            engine.completions.create(**fields, best_of=2, stream=True)
+    means = [sum(choice.logprobs.token_logprobs) / 4 for choice in everything.choices if choice.logprobs]
+    ranked = sorted(range(6), key=lambda index: means[index], reverse=True)
+    assert [choice.text for choice in best.choices] == [everything.choices[index].text for index in ranked[:2]]
+    assert [choice.index for choice in best.choices] == [0, 1]
+    assert all(choice.logprobs is None for choice in best.choices)
+    assert best.usage is not None
+    assert best.usage.completion_tokens == 24
