@@ -38,6 +38,8 @@ class GenerationRequest:
         Most tokens in the answer; None goes on to the end of the context window.
     stop_strings, stop_token_ids
         End the answer; neither shows in its text.
+    shown_token_ids
+        Special tokens that show in the text of the answer nevertheless.
     continues_text
         Whether the answer goes on from the prompt's text (a completion) rather than begins a new one (a chat).
     """
@@ -50,6 +52,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     continues_text: bool = False
     more_choices: tuple[SamplingState, ...] = ()
+    shown_token_ids: frozenset[int] = field(default_factory=frozenset)
 
 
 class ActiveRequest:
@@ -103,7 +106,8 @@ class ActiveChoice:
         self.sequence = Sequence(request.request_id, list(request.prompt_token_ids), sampling, sharing)
         self.num_generated = 0
         self._stop_token_ids = request.stop_token_ids
-        self._answer = Answer(token_bytes, request.stop_strings, continues_text=request.continues_text)
+        shown = token_bytes.showing(request.shown_token_ids)
+        self._answer = Answer(shown, request.stop_strings, continues_text=request.continues_text)
         self._max_new_tokens = max_new_tokens
 
     def take(self, token: SampledToken) -> StreamDelta:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from mlc_nb.engine import prepare
 from mlc_nb.engine.provider import acquire_core
 from mlc_nb.engine.responses import ChatResponder, CompletionResponder, Responder
+from mlc_nb.engine.tool_use import plan_tool_use
 from mlc_nb.errors import BadRequestError
 from mlc_nb.protocol.common import short_repr
 from mlc_nb.protocol.engine_config import EngineConfig, resolve_engine_config
@@ -83,8 +84,9 @@ class EngineHandle:
     ) -> tuple[RequestStream, Responder[ChatCompletionChunk, ChatCompletionResponse]]:
         model = self._core.model
         request = prepare.chat_request(prepare.request_fields(fields, extra_body), self._model_names)
-        generation = prepare.prepare_chat(model, request, request_id)
-        return self._core.submit(generation), ChatResponder(request, generation, model)
+        tool_use = plan_tool_use(model, request)
+        generation = prepare.prepare_chat(model, request, request_id, tool_use)
+        return self._core.submit(generation), ChatResponder(request, generation, model, tool_use)
 
     def _submit_completion(
         self, fields: dict[str, Any], request_id: object, extra_body: object
@@ -129,7 +131,7 @@ class ChunkStream(Generic[ChunkT]):
     def __next__(self) -> ChunkT:
         with self._lock:
             try:
-                if not self._ready:
+                while not self._ready:
                     self._ready = self._responder.chunks(next(self._deltas))
                 return self._ready.pop(0)
             except BaseException:
@@ -167,7 +169,7 @@ class AsyncChunkStream(Generic[ChunkT]):
         return self
 
     async def __anext__(self) -> ChunkT:
-        if not self._ready:
+        while not self._ready:
             self._ready = self._responder.chunks(await anext(self._deltas))
         return self._ready.pop(0)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlc_nb.engine.choices import choice_seed
 from mlc_nb.engine.generation import GenerationRequest
+from mlc_nb.engine.tool_use import messages_for_template
 from mlc_nb.errors import BadRequestError
 from mlc_nb.protocol.chat import ChatCompletionRequest
 from mlc_nb.protocol.common import short_repr, validate
@@ -16,6 +17,8 @@ from mlc_nb.runtime.sampler import SamplingState
 
 if TYPE_CHECKING:
     from mlc_nb.engine.model import LoadedModel
+    from mlc_nb.engine.tool_use import ToolUse
+    from mlc_nb.protocol.response_format import GrammarSource
     from mlc_nb.protocol.sampling import GenerationFields
 
 __all__ = ["chat_request", "completion_request", "prepare_chat", "prepare_completion", "request_fields"]
@@ -53,7 +56,9 @@ def completion_request(fields: Mapping[str, Any], model_names: frozenset[str]) -
     return request
 
 
-def prepare_chat(model: LoadedModel, request: ChatCompletionRequest, request_id: object = None) -> GenerationRequest:
+def prepare_chat(
+    model: LoadedModel, request: ChatCompletionRequest, request_id: object = None, tool_use: ToolUse | None = None
+) -> GenerationRequest:
     """Render the messages with the model's template and encode them.
 
     Raises
@@ -65,11 +70,16 @@ def prepare_chat(model: LoadedModel, request: ChatCompletionRequest, request_id:
         raise BadRequestError(
             f"The model {model.model_id} has no chat template, so it cannot chat: use completions.create(prompt=...)."
         )
-    rendered = model.chat_template.render([message.for_template() for message in request.messages])
+    rendered = model.chat_template.render(
+        messages_for_template(request, model), tools=None if tool_use is None else tool_use.for_template()
+    )
+    grammar = request.grammar if tool_use is None else tool_use.grammar
     token_ids = model.tokenizer.encode(rendered, add_special_tokens=False).ids
     if model.add_bos and model.bos_token_id is not None and token_ids[:1] != [model.bos_token_id]:
         token_ids = [model.bos_token_id, *token_ids]
-    samplings = _samplings(model, request, logprobs=bool(request.logprobs), top_logprobs=request.top_logprobs or 0)
+    samplings = _samplings(
+        model, request, grammar, logprobs=bool(request.logprobs), top_logprobs=request.top_logprobs or 0
+    )
     return GenerationRequest(
         request_id=_request_id(request_id, "chatcmpl"),
         prompt_token_ids=_checked_prompt(model, token_ids, "messages"),
@@ -77,7 +87,8 @@ def prepare_chat(model: LoadedModel, request: ChatCompletionRequest, request_id:
         more_choices=samplings[1:],
         max_tokens=request.token_limit,
         stop_strings=request.stop,
-        stop_token_ids=_stop_token_ids(model, request),
+        stop_token_ids=_stop_token_ids(model, request, grammar),
+        shown_token_ids=frozenset() if tool_use is None else tool_use.shown_token_ids,
     )
 
 
@@ -94,6 +105,7 @@ def prepare_completion(model: LoadedModel, request: CompletionRequest, request_i
     samplings = _samplings(
         model,
         request,
+        request.grammar,
         # The best answers are told by their log probabilities.
         logprobs=request.logprobs is not None or request.num_generated > request.num_choices,
         top_logprobs=request.logprobs or 0,
@@ -105,7 +117,7 @@ def prepare_completion(model: LoadedModel, request: CompletionRequest, request_i
         more_choices=samplings[1:],
         max_tokens=request.max_tokens,
         stop_strings=request.stop,
-        stop_token_ids=_stop_token_ids(model, request),
+        stop_token_ids=_stop_token_ids(model, request, request.grammar),
         continues_text=True,
     )
 
@@ -139,7 +151,7 @@ def _checked_prompt(model: LoadedModel, token_ids: list[int] | tuple[int, ...], 
 
 
 def _samplings(
-    model: LoadedModel, request: GenerationFields, *, logprobs: bool, top_logprobs: int
+    model: LoadedModel, request: GenerationFields, grammar: GrammarSource | None, *, logprobs: bool, top_logprobs: int
 ) -> tuple[SamplingState, ...]:
     """The sampling of each answer."""
     unknown = [token_id for token_id in request.logit_bias if token_id >= model.vocab_size]
@@ -148,6 +160,7 @@ def _samplings(
             f"Invalid request: logit_bias names the token id {unknown[0]}, but the vocabulary of {model.model_id} has "
             f"the ids 0 to {model.vocab_size - 1}."
         )
+    constraint = None if grammar is None else model.grammars.compile(model, grammar)
     return tuple(
         SamplingState(
             temperature=1.0 if request.temperature is None else request.temperature,
@@ -159,7 +172,7 @@ def _samplings(
             repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
             logit_bias=request.logit_bias,
             seed=choice_seed(request.seed, index),
-            constraint=None if request.grammar is None else model.grammars.compile(model, request.grammar),
+            constraint=None if constraint is None else constraint.fork(),
             logprobs=logprobs,
             top_logprobs=top_logprobs,
         )
@@ -167,6 +180,6 @@ def _samplings(
     )
 
 
-def _stop_token_ids(model: LoadedModel, request: GenerationFields) -> frozenset[int]:
+def _stop_token_ids(model: LoadedModel, request: GenerationFields, grammar: GrammarSource | None) -> frozenset[int]:
     # Within a grammar, stop tokens are allowed only where the answer may end.
-    return frozenset() if request.ignores_eos and request.grammar is None else model.stop_token_ids
+    return frozenset() if request.ignores_eos and grammar is None else model.stop_token_ids

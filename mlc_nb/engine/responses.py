@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from mlc_nb.engine.choices import best_choices, by_choice
 from mlc_nb.protocol.chat import (
@@ -18,11 +18,14 @@ from mlc_nb.protocol.chat import (
     TopLogprob,
 )
 from mlc_nb.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
+from mlc_nb.protocol.tools import FunctionCall, FunctionDelta, ToolCall, ToolCallDelta
 
 if TYPE_CHECKING:
     from mlc_nb.engine.generation import GenerationRequest
     from mlc_nb.engine.model import LoadedModel
     from mlc_nb.engine.stream import StreamDelta, TokenChance, TokenLogprobs
+    from mlc_nb.engine.tool_calls import AnswerPiece
+    from mlc_nb.engine.tool_use import ToolUse
     from mlc_nb.protocol.chat import ChatCompletionRequest
 
 __all__ = ["ChatResponder", "CompletionResponder", "Responder"]
@@ -42,26 +45,46 @@ class Responder(Protocol[ChunkT, ResponseT]):
 
 
 class ChatResponder:
-    """Shapes the answers to a chat request."""
+    """Shapes the answers to a chat request.
 
-    def __init__(self, request: ChatCompletionRequest, generation: GenerationRequest, model: LoadedModel) -> None:
+    Parameters
+    ----------
+    tool_use
+        How the answers call tools; None where they cannot.
+    """
+
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        generation: GenerationRequest,
+        model: LoadedModel,
+        tool_use: ToolUse | None = None,
+    ) -> None:
         self._id = generation.request_id
         self._model = request.model or model.model_id
         self._created = int(time.time())
         self._with_logprobs = bool(request.logprobs)
         self._with_usage = request.wants_stream_usage
-        self._begun: set[int] = set()
+        self._tool_use = tool_use
+        self._readers: dict[int, _AnswerReader] = {}
 
     def chunks(self, delta: StreamDelta) -> list[ChatCompletionChunk]:
         """Return the elements of the stream for the next delta."""
-        choice = ChatChunkChoice(
-            index=delta.index,
-            delta=ChatDelta(role=None if delta.index in self._begun else "assistant", content=delta.text),
-            finish_reason=delta.finish_reason,
-            logprobs=self._logprobs(delta.logprobs),
-        )
-        self._begun.add(delta.index)
-        chunks = [self._chunk([choice])]
+        reader = self._readers.get(delta.index)
+        is_first = reader is None
+        if reader is None:
+            reader = self._readers[delta.index] = _AnswerReader(self._tool_use)
+        pieces = reader.read(delta)
+        changes = [_chat_delta(piece) for piece in pieces]
+        if not changes and (is_first or delta.finish_reason is not None or (self._with_logprobs and delta.logprobs)):
+            changes = [ChatDelta()]
+        choices = [ChatChunkChoice(index=delta.index, delta=change) for change in changes]
+        if choices:
+            choices[0].logprobs = self._logprobs(delta.logprobs)
+            choices[-1].finish_reason = reader.finish_reason(delta)
+        if is_first:
+            choices[0].delta.role = "assistant"
+        chunks = [self._chunk([choice]) for choice in choices]
         if self._with_usage and delta.usage is not None:
             last = self._chunk([])
             last.usage = delta.usage
@@ -78,12 +101,22 @@ class ChatResponder:
         )
 
     def _choice(self, index: int, deltas: list[StreamDelta]) -> ChatChoice:
-        finish_reason = deltas[-1].finish_reason
-        assert finish_reason is not None  # the engine sets it in the last delta of each answer
+        reader = _AnswerReader(self._tool_use)
+        pieces = [piece for delta in deltas for piece in reader.read(delta)]
+        finish_reason = reader.finish_reason(deltas[-1])
+        assert finish_reason is not None  # the engine sets one in the last delta of each answer
+        content = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls: list[ToolCall] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                continue
+            if piece.call_id is not None and piece.name is not None:
+                calls.append(ToolCall(id=piece.call_id, function=FunctionCall(name=piece.name, arguments="")))
+            calls[-1].function.arguments += piece.arguments
         return ChatChoice(
             index=index,
             finish_reason=finish_reason,
-            message=ChatResponseMessage(content="".join(delta.text for delta in deltas)),
+            message=ChatResponseMessage(content=None if calls and not content else content, tool_calls=calls or None),
             logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
         )
 
@@ -104,6 +137,38 @@ class ChatResponder:
                 for entry in entries
             ]
         )
+
+
+class _AnswerReader:
+    """Reads one answer: text, or text and calls."""
+
+    def __init__(self, tool_use: ToolUse | None) -> None:
+        self._parser = None if tool_use is None else tool_use.parser()
+
+    def read(self, delta: StreamDelta) -> list[AnswerPiece]:
+        """Return what the next delta adds."""
+        if self._parser is None:
+            return [delta.text] if delta.text else []
+        pieces = self._parser.feed(delta.text)
+        return pieces if delta.finish_reason is None else [*pieces, *self._parser.finish()]
+
+    def finish_reason(self, delta: StreamDelta) -> Literal["stop", "length", "tool_calls"] | None:
+        """Why the answer ends with the delta, None where it does not."""
+        if delta.finish_reason == "stop" and self._parser is not None and self._parser.calls_are_complete:
+            return "tool_calls"
+        return delta.finish_reason
+
+
+def _chat_delta(piece: AnswerPiece) -> ChatDelta:
+    if isinstance(piece, str):
+        return ChatDelta(content=piece)
+    call = ToolCallDelta(
+        index=piece.index,
+        id=piece.call_id,
+        type=None if piece.call_id is None else "function",
+        function=FunctionDelta(name=piece.name, arguments=piece.arguments),
+    )
+    return ChatDelta(tool_calls=[call])
 
 
 def _top_logprob(chance: TokenChance) -> TopLogprob:

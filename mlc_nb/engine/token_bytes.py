@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -42,6 +43,14 @@ class TokenBytes:
         self._piece_to_bytes = _piece_decoder(steps)
         self._cache: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
+
+    def showing(self, token_ids: frozenset[int]) -> TokenBytes:
+        """Return the same vocabulary, in which these special tokens show in the text."""
+        if not token_ids & self._special:
+            return self
+        view = copy.copy(self)
+        view._special, view._cache, view._texts = self._special - token_ids, {}, {}
+        return view
 
     def of(self, token_id: int) -> bytes:
         """Return what the token adds to the text."""

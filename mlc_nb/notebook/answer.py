@@ -35,7 +35,7 @@ class ChatAnswer(ChatCompletionResponse):
     @property
     def text(self) -> str:
         """The answer alone."""
-        return self.choices[0].message.content
+        return self.choices[0].message.content or ""
 
     def note(self) -> str:
         """Return the line below the answer: tokens, tokens/s, time to first token, why it ended."""

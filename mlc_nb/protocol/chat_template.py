@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, meta
 from jinja2.exceptions import SecurityError
 
 from mlc_nb.errors import BadRequestError, ModelFormatError
@@ -46,12 +46,19 @@ class ChatTemplate:
             )
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        environment = BoundedEnvironment()
         try:
-            self._template = BoundedEnvironment().from_string(source)
+            self._template = environment.from_string(source)
+            self._variables = meta.find_undeclared_variables(environment.parse(source))
         except TemplateSyntaxError as error:
             raise ModelFormatError(f"The model's chat template is invalid at line {error.lineno}: {error}") from error
         except (SyntaxError, RecursionError, MemoryError, ValueError, TypeError, TemplateError) as error:
             raise ModelFormatError(f"The model's chat template cannot be compiled: {error}") from error
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the template writes the tools that it is given."""
+        return "tools" in self._variables
 
     def render(
         self,

@@ -20,7 +20,9 @@ __all__ = [
     "StrictModel",
     "UnicodeText",
     "as_bad_request",
+    "as_plain",
     "not_supported_yet",
+    "refused",
     "short_repr",
     "validate",
 ]
@@ -93,14 +95,24 @@ def short_repr(value: object) -> str:
 
 def not_supported_yet(*neutral: object) -> BeforeValidator:
     """Let a field of the OpenAI API pass only with None or one of the ``neutral`` values, which ask for nothing."""
+    allowed_values = ", ".join(repr(allowed) for allowed in (None, *neutral))
+    return refused(f"is not supported yet: leave it out (only {allowed_values} can be given)", *neutral)
+
+
+def refused(reason: str, *neutral: object) -> BeforeValidator:
+    """Let a field pass only with None or one of the ``neutral`` values; ``reason`` completes "the field ..."."""
 
     def check(value: object) -> None:
         if value is None or any(type(value) is type(allowed) and value == allowed for allowed in neutral):
             return
-        allowed_values = ", ".join(repr(allowed) for allowed in (None, *neutral))
-        raise ValueError(f"is not supported yet: leave it out (only {allowed_values} can be given)")
+        raise ValueError(reason)
 
     return BeforeValidator(check)
+
+
+def as_plain(value: object) -> object:
+    """Take a pydantic object, such as one of the ``openai`` package or of an earlier response, for its dict."""
+    return value.model_dump() if isinstance(value, BaseModel) else value
 
 
 def _check_unicode(text: str) -> str:

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from mlc_nb.protocol.common import StrictModel, short_repr
 
-__all__ = ["MAX_GRAMMAR_CHARACTERS", "GrammarSource", "JsonSchemaFormat", "ResponseFormat", "as_plain", "schema_text"]
+__all__ = ["MAX_GRAMMAR_CHARACTERS", "GrammarSource", "JsonSchemaFormat", "ResponseFormat", "schema_text"]
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18
 """Of a schema, expression or grammar: what is longer describes data rather than a form."""
@@ -122,8 +122,3 @@ def _bounded(text: str) -> str:
     if not text:
         raise ValueError("holds an empty expression or grammar, which only an empty answer could match")
     return text
-
-
-def as_plain(value: object) -> object:
-    """Turn pydantic objects, such as those of the ``openai`` package, into dicts."""
-    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value

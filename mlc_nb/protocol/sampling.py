@@ -13,9 +13,10 @@ from mlc_nb.protocol.common import (
     StopStrings,
     StreamOptions,
     StrictModel,
+    as_plain,
     not_supported_yet,
 )
-from mlc_nb.protocol.response_format import GrammarSource, ResponseFormat, as_plain
+from mlc_nb.protocol.response_format import GrammarSource, ResponseFormat
 
 __all__ = ["MAX_CHOICES", "DebugConfig", "GenerationFields"]
 

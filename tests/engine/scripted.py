@@ -25,6 +25,7 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+CHATML_TEMPLATE = ChatTemplate(CHATML, bos_token="<|im_start|>", eos_token="<|im_end|>")
 CORPUS = ["the quick brown fox jumps over the lazy dog", "Grüße aus Köln, 你好世界 👩‍👩‍👧‍👦", "stop here and there\n\n"]
 
 NextToken = Callable[[list[int]], int]
@@ -142,7 +143,12 @@ def _sample(sampling: SamplingState, row: npt.NDArray[np.float32]) -> StepResult
 
 
 def make_model(
-    next_token: NextToken = mixed, *, runners: list[ScriptedRunner] | None = None, context: int = 512, **runner: float
+    next_token: NextToken = mixed,
+    *,
+    runners: list[ScriptedRunner] | None = None,
+    context: int = 512,
+    chat_template: ChatTemplate = CHATML_TEMPLATE,
+    **runner: float,
 ) -> LoadedModel:
     """A loaded model whose runner (also appended to ``runners``) follows ``next_token``."""
 
@@ -155,7 +161,7 @@ def make_model(
     return LoadedModel(
         model_id="scripted",
         tokenizer=TOKENIZER,
-        chat_template=ChatTemplate(CHATML, bos_token="<|im_start|>", eos_token="<|im_end|>"),
+        chat_template=chat_template,
         stop_token_ids=frozenset({END}),
         bos_token_id=None,
         add_bos=False,

@@ -15,6 +15,7 @@ from mlc_nb.protocol.common import validate
 from mlc_nb.protocol.completions import CompletionRequest
 
 HI = [{"role": "user", "content": "Hi"}]
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 UNSET: dict[str, Any] = {
     "messages": HI,
     "prompt": "Hi",
@@ -100,7 +101,15 @@ def test_no_value_of_any_field_raises_anything_else(value: object, name: str) ->
         ([{"content": "Hi"}], r"messages\[0\].role is missing"),
         ([{"role": "user"}], "content is missing"),
         ([{"role": "user", "content": None}], "content is missing"),
-        ([{"role": "tool", "content": "x"}], "tool calling"),
+        ([{"role": "tool", "content": "x"}], "tool_call_id is missing"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "a"}], "no assistant message before it has tool_calls"),
+        ([{"role": "user", "content": "x", "tool_call_id": "a"}], "belongs to the role tool"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "only the assistant makes calls"),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "a"}]}, *HI],
+            r"tool_calls\[0\].function is missing",
+        ),
+        ([{"role": "function", "name": "f", "content": "x"}], "use the role tool"),
         ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "part 0 is of type 'image_url'"),
         ([{"role": "user", "content": ["x"]}], "part 0 is of str"),
