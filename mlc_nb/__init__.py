@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         RequestAborted,
         WeightIntegrityError,
     )
+    from mlc_nb.notebook.nesting import allow_nested
     from mlc_nb.protocol.engine_config import EngineConfig
     from mlc_nb.registry import engines, get_engine, unload
 
@@ -51,6 +52,7 @@ __all__ = [
     "RequestAborted",
     "WeightIntegrityError",
     "__version__",
+    "allow_nested",
     "engines",
     "get_engine",
     "unload",
@@ -60,6 +62,7 @@ _HOME_OF_NAME = {
     "AsyncMLCEngine": "mlc_nb.engine.async_engine",
     "EngineConfig": "mlc_nb.protocol.engine_config",
     "MLCEngine": "mlc_nb.engine.engine",
+    "allow_nested": "mlc_nb.notebook.nesting",
     "engines": "mlc_nb.registry",
     "get_engine": "mlc_nb.registry",
     "unload": "mlc_nb.registry",
