@@ -128,10 +128,10 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
     code = VectorCode(level.dividing(shape.head_dim))
     heads, kv_heads, dim, group = shape.query_heads, shape.kv_heads, shape.head_dim, shape.group
     page_vectors = PAGE_SIZE // code.lanes
-    # Weighted sums of as many dimensions as registers hold beside the operands.
-    columns = dim // code.lanes
-    while columns % 2 == 0 and columns * group > 12:
-        columns //= 2
+    # Neighbouring tokens of a prefill share what they read, as many as have their sums in registers.
+    tile = 1
+    while 2 * tile * group * page_vectors <= level.registers - 4:
+        tile *= 2
 
     def body() -> None:
         tokens, batch, chunks, num_pages = T.int32(), T.int32(), T.int32(), T.int32()
@@ -147,50 +147,66 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
             value = code.load(pages, layer, page, part, head, at)
             return code.bind(code.half_to_float(value) if shape.kv_dtype == "float16" else value)
 
-        def emit_chunk(token: Any, chunk: Any, head: Any, position: Any) -> None:
+        def emit_chunk(first: Any, count: int, chunk: Any, head: Any) -> None:
+            """One chunk for ``count`` neighbouring tokens of one sequence; a row is a token's query head."""
             start = T.Bind(chunk * _CHUNK)
-            sequence = T.Bind(sequences[token])
-            used = T.Bind(tirx.min(CHUNK_PAGES, (position - start) // PAGE_SIZE + 1))
-            scores = code.scratch(group * _CHUNK)
-            largest = code.scratch(group * code.lanes)
-            for member in range(group):
-                code.store(largest, code.splat(_MASKED), member * code.lanes)
-
+            sequence = T.Bind(sequences[first])
+            used = T.Bind(tirx.min(CHUNK_PAGES, (positions[first + count - 1] - start) // PAGE_SIZE + 1))
+            rows = [(first + token, head * group + member) for token in range(count) for member in range(group)]
+            scores = code.scratch(len(rows) * _CHUNK)
+            largest = code.scratch(len(rows) * code.lanes)
+            for row in range(len(rows)):
+                code.store(largest, code.splat(_MASKED), row * code.lanes)
             with T.serial(0, used) as index:
                 page = T.Bind(page_tables[sequence, chunk, index])
-                sums = code.scratch(group * PAGE_SIZE)
-                for i in range(group * page_vectors):
-                    code.store(sums, code.splat(0.0), i * code.lanes)
-                with T.serial(0, dim // 4) as quarter:
-                    totals = [code.load(sums, i * code.lanes) for i in range(group * page_vectors)]
-                    for within in range(4):
-                        row = quarter * 4 + within
-                        keys = [kv_vector(page, 0, head, row * PAGE_SIZE + v * code.lanes) for v in range(page_vectors)]
-                        for member in range(group):
-                            query = code.bind(code.splat(queries[token, head * group + member, row]))
-                            for v in range(page_vectors):
-                                i = member * page_vectors + v
-                                totals[i] = code.bind(code.fma(query, keys[v], totals[i]))
-                    for i, total in enumerate(totals):
-                        code.store(sums, total, i * code.lanes)
-                visible = position - start - index * PAGE_SIZE
-                for v in range(page_vectors):
-                    lane_index = T.ramp(tirx.const(v * code.lanes, "int32"), 1, code.lanes)
-                    for member in range(group):
-                        total = code.load(sums, (member * page_vectors + v) * code.lanes)
-                        score = T.Select(lane_index <= T.broadcast(visible, code.lanes), total, code.splat(_MASKED))
-                        score = code.bind(score)
-                        code.store(scores, score, member * _CHUNK + index * PAGE_SIZE + v * code.lanes)
-                        best = tirx.max(code.load(largest, member * code.lanes), score)
-                        code.store(largest, best, member * code.lanes)
+                if count == 1:
+                    following = T.Bind(page_tables[sequence, chunk, tirx.min(index + 1, used - 1)])
+                    code.prefetch(pages, (layer, following, 0, head), PAGE_SIZE * dim, shape.kv_dtype)
+                    code.prefetch(pages, (layer, page, 1, head), PAGE_SIZE * dim, shape.kv_dtype)
+                emit_scores(rows, page, head, start + index * PAGE_SIZE, index * PAGE_SIZE, scores, largest)
+            emit_weights(rows, chunk, used, scores, largest)
+            # Weighted sums of as many dimensions at a time as registers hold beside the operands.
+            columns = dim // code.lanes
+            while columns % 2 == 0 and columns * len(rows) > level.registers - 4:
+                columns //= 2
+            with T.serial(0, dim // (columns * code.lanes)) as part:
+                emit_sums(rows, chunk, used, scores, head, part * columns * code.lanes, columns, sequence)
 
-            for member in range(group):
-                query_head = head * group + member
-                top = code.bind(code.reduce([code.load(largest, member * code.lanes)], tirx.max))
+        def emit_scores(
+            rows: list[tuple[Any, Any]], page: Any, head: Any, page_start: Any, at: Any, scores: Any, largest: Any
+        ) -> None:
+            sums = code.scratch(len(rows) * PAGE_SIZE)
+            for i in range(len(rows) * page_vectors):
+                code.store(sums, code.splat(0.0), i * code.lanes)
+            with T.serial(0, dim // 4) as quarter:
+                totals = [code.load(sums, i * code.lanes) for i in range(len(rows) * page_vectors)]
+                for within in range(4):
+                    d = quarter * 4 + within
+                    keys = [kv_vector(page, 0, head, d * PAGE_SIZE + v * code.lanes) for v in range(page_vectors)]
+                    for row, (token, query_head) in enumerate(rows):
+                        query = code.bind(code.splat(queries[token, query_head, d]))
+                        for v in range(page_vectors):
+                            i = row * page_vectors + v
+                            totals[i] = code.bind(code.fma(query, keys[v], totals[i]))
+                for i, total in enumerate(totals):
+                    code.store(sums, total, i * code.lanes)
+            for v in range(page_vectors):
+                lane_index = T.ramp(tirx.const(v * code.lanes, "int32"), 1, code.lanes)
+                for row, (token, _) in enumerate(rows):
+                    total = code.load(sums, (row * page_vectors + v) * code.lanes)
+                    visible = lane_index <= T.broadcast(positions[token] - page_start, code.lanes)
+                    score = code.bind(T.Select(visible, total, code.splat(_MASKED)))
+                    code.store(scores, score, row * _CHUNK + at + v * code.lanes)
+                    best = tirx.max(code.load(largest, row * code.lanes), score)
+                    code.store(largest, best, row * code.lanes)
+
+        def emit_weights(rows: list[tuple[Any, Any]], chunk: Any, used: Any, scores: Any, largest: Any) -> None:
+            for row, (token, query_head) in enumerate(rows):
+                top = code.bind(code.reduce([code.load(largest, row * code.lanes)], tirx.max))
                 total = code.scratch(code.lanes)
                 code.store(total, code.splat(0.0), 0)
                 with T.serial(0, used * page_vectors) as i:
-                    at = member * _CHUNK + i * code.lanes
+                    at = row * _CHUNK + i * code.lanes
                     weight = code.bind(code.exp(code.load(scores, at) - code.splat(top)))
                     code.store(scores, weight, at)
                     code.store(total, code.load(total, 0) + weight, 0)
@@ -198,42 +214,66 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
                 T.buffer_store(partials, top, [token, chunk, query_head, dim])
                 T.buffer_store(partials, summed, [token, chunk, query_head, dim + 1])
 
-            with T.serial(0, dim // (columns * code.lanes)) as part:
-                sums = code.scratch(group * columns * code.lanes)
-                for i in range(group * columns):
-                    code.store(sums, code.splat(0.0), i * code.lanes)
-                with T.serial(0, used) as index:
-                    page = T.Bind(page_tables[sequence, chunk, index])
-                    with T.serial(0, PAGE_SIZE // 4) as quarter:
-                        totals = [code.load(sums, i * code.lanes) for i in range(group * columns)]
-                        for within in range(4):
-                            slot = quarter * 4 + within
-                            values = [
-                                kv_vector(page, 1, head, slot * dim + (part * columns + c) * code.lanes)
-                                for c in range(columns)
-                            ]
-                            for member in range(group):
-                                at = member * _CHUNK + index * PAGE_SIZE + slot
-                                weight = code.bind(code.splat(scores[at]))
-                                for c in range(columns):
-                                    i = member * columns + c
-                                    totals[i] = code.bind(code.fma(weight, values[c], totals[i]))
-                        for i, total in enumerate(totals):
-                            code.store(sums, total, i * code.lanes)
-                for member in range(group):
-                    for c in range(columns):
-                        value = code.load(sums, (member * columns + c) * code.lanes)
-                        at = (part * columns + c) * code.lanes
-                        code.store(partials, value, token, chunk, head * group + member, at)
+        def emit_sums(
+            rows: list[tuple[Any, Any]],
+            chunk: Any,
+            used: Any,
+            scores: Any,
+            head: Any,
+            at: Any,
+            columns: int,
+            sequence: Any,
+        ) -> None:
+            sums = code.scratch(len(rows) * columns * code.lanes)
+            for i in range(len(rows) * columns):
+                code.store(sums, code.splat(0.0), i * code.lanes)
+            with T.serial(0, used) as index:
+                page = T.Bind(page_tables[sequence, chunk, index])
+                with T.serial(0, PAGE_SIZE // 4) as quarter:
+                    totals = [code.load(sums, i * code.lanes) for i in range(len(rows) * columns)]
+                    for within in range(4):
+                        slot = quarter * 4 + within
+                        values = [kv_vector(page, 1, head, slot * dim + at + c * code.lanes) for c in range(columns)]
+                        for row in range(len(rows)):
+                            weight = code.bind(code.splat(scores[row * _CHUNK + index * PAGE_SIZE + slot]))
+                            for c in range(columns):
+                                i = row * columns + c
+                                totals[i] = code.bind(code.fma(weight, values[c], totals[i]))
+                    for i, total in enumerate(totals):
+                        code.store(sums, total, i * code.lanes)
+            for row, (token, query_head) in enumerate(rows):
+                for c in range(columns):
+                    value = code.load(sums, (row * columns + c) * code.lanes)
+                    code.store(partials, value, token, chunk, query_head, at + c * code.lanes)
 
-        with T.parallel(0, tokens * chunks * kv_heads) as item:
+        tiles = (tokens + tile - 1) // tile
+        with T.parallel(0, tiles * chunks * kv_heads) as item:
             place = T.Bind(item // (chunks * kv_heads))
             # First, last, second, last but one ...: equal shares of the causal triangle for equal ranges of items.
-            token = T.Bind(T.Select(place % 2 == 0, place // 2, tokens - 1 - place // 2))
+            first = T.Bind(T.Select(place % 2 == 0, place // 2, tiles - 1 - place // 2) * tile)
             chunk = T.Bind(item // kv_heads % chunks)
-            position = T.Bind(positions[token])
-            with T.If(chunk * _CHUNK <= position), T.Then():
-                emit_chunk(token, chunk, item % kv_heads, position)
+            count = T.Bind(tirx.min(tile, tokens - first))
+            last = T.Bind(first + count - 1)
+            neighbours = tirx.all(
+                count == tile,
+                sequences[first] == sequences[last],
+                positions[last] == positions[first] + (tile - 1),
+            )
+
+            def emit_singly() -> None:
+                with T.serial(0, count) as within:
+                    token = T.Bind(first + within)
+                    with T.If(chunk * _CHUNK <= positions[token]), T.Then():
+                        emit_chunk(token, 1, chunk, item % kv_heads)
+
+            if tile == 1:
+                emit_singly()
+                return
+            with T.If(neighbours):
+                with T.Then(), T.If(chunk * _CHUNK <= positions[last]), T.Then():
+                    emit_chunk(first, tile, chunk, item % kv_heads)
+                with T.Else():
+                    emit_singly()
 
     return build_kernel(body)
 

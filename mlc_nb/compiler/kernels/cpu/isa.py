@@ -33,6 +33,8 @@ class IsaLevel:
         Whether float16 converts to and from float32 in hardware.
     token_tile
         Rows of activations that one register tile of a product holds.
+    registers
+        Vector registers.
     """
 
     name: str
@@ -44,6 +46,7 @@ class IsaLevel:
     fused_multiply_add: bool
     hardware_half: bool
     token_tile: int
+    registers: int
 
     def dividing(self, size: int) -> IsaLevel:
         """The level with the longest vectors that divide ``size`` elements.
@@ -67,12 +70,12 @@ _ARM = "aarch64-unknown-linux-gnu"
 ISA_LEVELS: dict[str, IsaLevel] = {
     level.name: level
     for level in (
-        IsaLevel("x86-64", _X86, "x86-64", "", 4, "multiply", False, False, 2),
-        IsaLevel("avx2", _X86, "x86-64-v3", "", 8, "maddubs", True, True, 4),
-        IsaLevel("avx-vnni", _X86, "x86-64-v3", "+avxvnni", 8, "vnni", True, True, 4),
-        IsaLevel("avx512", _X86, "x86-64-v4", "", 8, "maddubs", True, True, 4),
-        IsaLevel("avx512-vnni", _X86, "x86-64-v4", "+avx512vnni", 16, "vnni", True, True, 8),
-        IsaLevel("neon-dot", _ARM, "generic", "+neon,+dotprod,+fullfp16", 4, "sdot", True, True, 4),
+        IsaLevel("x86-64", _X86, "x86-64", "", 4, "multiply", False, False, 2, 16),
+        IsaLevel("avx2", _X86, "x86-64-v3", "", 8, "maddubs", True, True, 4, 16),
+        IsaLevel("avx-vnni", _X86, "x86-64-v3", "+avxvnni", 8, "vnni", True, True, 4, 16),
+        IsaLevel("avx512", _X86, "x86-64-v4", "", 8, "maddubs", True, True, 4, 32),
+        IsaLevel("avx512-vnni", _X86, "x86-64-v4", "+avx512vnni", 16, "vnni", True, True, 8, 32),
+        IsaLevel("neon-dot", _ARM, "generic", "+neon,+dotprod,+fullfp16", 4, "sdot", True, True, 4, 32),
     )
 }
 
