@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from mlc_nb.engine.handle import AsyncChunkStream, EngineHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from mlc_nb.engine.metrics import EngineMetrics
     from mlc_nb.protocol.chat import ChatCompletionChunk, ChatCompletionResponse
     from mlc_nb.protocol.completions import CompletionResponse
+    from mlc_nb.protocol.sampling import GenerationFields
 
 __all__ = ["AsyncMLCEngine"]
+
+RequestT = TypeVar("RequestT", bound="GenerationFields")
+PreparedT = TypeVar("PreparedT")
 
 
 class AsyncMLCEngine(EngineHandle):
@@ -87,6 +91,15 @@ class AsyncMLCEngine(EngineHandle):
         self.terminate()
 
 
+async def _off_loop(
+    prepare: Callable[[RequestT, object], PreparedT], request: RequestT, request_id: object
+) -> PreparedT:
+    """Prepare a request, on another thread where it may take long, so that the event loop goes on."""
+    if request.is_light:
+        return prepare(request, request_id)
+    return await asyncio.to_thread(prepare, request, request_id)
+
+
 class AsyncChat:
     """``engine.chat``."""
 
@@ -148,7 +161,9 @@ class AsyncChatCompletions:
         EngineTerminatedError, RequestAborted
             The engine or the request ended early.
         """
-        deltas, responder = self._engine._submit_chat({"stream": stream, **fields}, request_id, extra_body)
+        request = self._engine._check_chat({"stream": stream, **fields}, extra_body)
+        prepared = await _off_loop(self._engine._prepare_chat, request, request_id)
+        deltas, responder = self._engine.core.submit(prepared.generation), prepared.responder
         if stream:
             return AsyncChunkStream(deltas, responder)
         return responder.response([delta async for delta in deltas])
@@ -192,7 +207,9 @@ class AsyncCompletions:
 
         ``fields`` are those of `CompletionRequest`; the rest is as in ``chat.completions.create``.
         """
-        deltas, responder = self._engine._submit_completion({"stream": stream, **fields}, request_id, extra_body)
+        request = self._engine._check_completion({"stream": stream, **fields}, extra_body)
+        prepared = await _off_loop(self._engine._prepare_completion, request, request_id)
+        deltas, responder = self._engine.core.submit(prepared.generation), prepared.responder
         if stream:
             return AsyncChunkStream(deltas, responder)
         return responder.response([delta async for delta in deltas])

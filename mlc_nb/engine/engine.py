@@ -146,7 +146,9 @@ class ChatCompletions:
         EngineTerminatedError, RequestAborted
             The engine or the request ended early.
         """
-        deltas, responder = self._engine._submit_chat({"stream": stream, **fields}, request_id, extra_body)
+        request = self._engine._check_chat({"stream": stream, **fields}, extra_body)
+        prepared = self._engine._prepare_chat(request, request_id)
+        deltas, responder = self._engine.core.submit(prepared.generation), prepared.responder
         if stream:
             return ChunkStream(deltas, responder)
         return responder.response(list(deltas))
@@ -190,7 +192,9 @@ class Completions:
 
         ``fields`` are those of `CompletionRequest`; the rest is as in ``chat.completions.create``.
         """
-        deltas, responder = self._engine._submit_completion({"stream": stream, **fields}, request_id, extra_body)
+        request = self._engine._check_completion({"stream": stream, **fields}, extra_body)
+        prepared = self._engine._prepare_completion(request, request_id)
+        deltas, responder = self._engine.core.submit(prepared.generation), prepared.responder
         if stream:
             return ChunkStream(deltas, responder)
         return responder.response(list(deltas))

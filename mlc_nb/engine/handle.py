@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mlc_nb.engine import prepare
@@ -19,13 +20,23 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from mlc_nb.engine.core import EngineCore
+    from mlc_nb.engine.generation import GenerationRequest
     from mlc_nb.engine.stream import RequestStream
-    from mlc_nb.protocol.chat import ChatCompletionChunk, ChatCompletionResponse
-    from mlc_nb.protocol.completions import CompletionResponse
+    from mlc_nb.protocol.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
+    from mlc_nb.protocol.completions import CompletionRequest, CompletionResponse
 
 __all__ = ["AsyncChunkStream", "ChunkStream", "EngineHandle"]
 
 ChunkT = TypeVar("ChunkT")
+ResponseT = TypeVar("ResponseT")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest(Generic[ChunkT, ResponseT]):
+    """What the engine runs, and what shapes its answers."""
+
+    generation: GenerationRequest
+    responder: Responder[ChunkT, ResponseT]
 
 
 class EngineHandle:
@@ -79,24 +90,36 @@ class EngineHandle:
         """
         self._core.terminate()
 
-    def _submit_chat(
-        self, fields: dict[str, Any], request_id: object, extra_body: object
-    ) -> tuple[RequestStream, Responder[ChatCompletionChunk, ChatCompletionResponse]]:
-        model = self._core.model
-        request = prepare.chat_request(prepare.request_fields(fields, extra_body), self._model_names)
-        tool_use = plan_tool_use(model, request)
-        generation = prepare.prepare_chat(model, request, request_id, tool_use)
-        return self._core.submit(generation), ChatResponder(request, generation, model, tool_use)
+    def _check_chat(self, fields: dict[str, Any], extra_body: object) -> ChatCompletionRequest:
+        _ = self._core.model  # a terminated engine says so
+        return prepare.chat_request(prepare.request_fields(fields, extra_body), self._model_names)
 
-    def _submit_completion(
-        self, fields: dict[str, Any], request_id: object, extra_body: object
-    ) -> tuple[RequestStream, Responder[CompletionResponse, CompletionResponse]]:
+    def _prepare_chat(
+        self, request: ChatCompletionRequest, request_id: object
+    ) -> PreparedRequest[ChatCompletionChunk, ChatCompletionResponse]:
+        """Render, encode and compile; from any thread."""
         model = self._core.model
-        request = prepare.completion_request(prepare.request_fields(fields, extra_body), self._model_names)
-        generation = prepare.prepare_completion(model, request, request_id)
+        tool_use = plan_tool_use(model, request)
+        limit = self._core.max_sequence_length
+        generation = prepare.prepare_chat(model, request, request_id, tool_use, max_tokens=limit)
+        return PreparedRequest(generation, ChatResponder(request, generation, model, tool_use))
+
+    def _check_completion(self, fields: dict[str, Any], extra_body: object) -> CompletionRequest:
+        _ = self._core.model  # a terminated engine says so
+        return prepare.completion_request(prepare.request_fields(fields, extra_body), self._model_names)
+
+    def _prepare_completion(
+        self, request: CompletionRequest, request_id: object
+    ) -> PreparedRequest[CompletionResponse, CompletionResponse]:
+        """Encode and compile; from any thread."""
+        model = self._core.model
+        limit = self._core.max_sequence_length
+        generation = prepare.prepare_completion(model, request, request_id, max_tokens=limit)
         prompt = request.prompt
-        prompt_text = prompt if isinstance(prompt, str) else model.tokenizer.decode(list(prompt))
-        return self._core.submit(generation), CompletionResponder(request, generation, model, prompt_text)
+        prompt_text = ""
+        if request.echo:
+            prompt_text = prompt if isinstance(prompt, str) else model.tokenizer.decode(list(prompt))
+        return PreparedRequest(generation, CompletionResponder(request, generation, model, prompt_text))
 
 
 def _as_text(name: str, value: object) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlc_nb.engine.choices import choice_seed
+from mlc_nb.engine.encoding import encode_text
 from mlc_nb.engine.generation import GenerationRequest
 from mlc_nb.engine.tool_use import messages_for_template
 from mlc_nb.errors import BadRequestError
@@ -57,9 +58,19 @@ def completion_request(fields: Mapping[str, Any], model_names: frozenset[str]) -
 
 
 def prepare_chat(
-    model: LoadedModel, request: ChatCompletionRequest, request_id: object = None, tool_use: ToolUse | None = None
+    model: LoadedModel,
+    request: ChatCompletionRequest,
+    request_id: object = None,
+    tool_use: ToolUse | None = None,
+    *,
+    max_tokens: int,
 ) -> GenerationRequest:
     """Render the messages with the model's template and encode them.
+
+    Parameters
+    ----------
+    max_tokens
+        Most tokens that prompt and answer can have together.
 
     Raises
     ------
@@ -74,7 +85,7 @@ def prepare_chat(
         messages_for_template(request, model), tools=None if tool_use is None else tool_use.for_template()
     )
     grammar = request.grammar if tool_use is None else tool_use.grammar
-    token_ids = model.tokenizer.encode(rendered, add_special_tokens=False).ids
+    token_ids = encode_text(model.tokenizer, rendered, max_tokens=max_tokens)
     if model.add_bos and model.bos_token_id is not None and token_ids[:1] != [model.bos_token_id]:
         token_ids = [model.bos_token_id, *token_ids]
     samplings = _samplings(
@@ -92,7 +103,9 @@ def prepare_chat(
     )
 
 
-def prepare_completion(model: LoadedModel, request: CompletionRequest, request_id: object = None) -> GenerationRequest:
+def prepare_completion(
+    model: LoadedModel, request: CompletionRequest, request_id: object = None, *, max_tokens: int
+) -> GenerationRequest:
     """Encode the prompt as it is, with no BOS token in front.
 
     Raises
@@ -101,7 +114,10 @@ def prepare_completion(model: LoadedModel, request: CompletionRequest, request_i
         A field does not suit the model, such as a token id that is not in its vocabulary.
     """
     prompt = request.prompt
-    token_ids = prompt if isinstance(prompt, tuple) else model.tokenizer.encode(prompt, add_special_tokens=False).ids
+    if isinstance(prompt, tuple):
+        token_ids: tuple[int, ...] | list[int] = prompt
+    else:
+        token_ids = encode_text(model.tokenizer, prompt, max_tokens=max_tokens)
     samplings = _samplings(
         model,
         request,
@@ -141,12 +157,12 @@ def _request_id(given: object, prefix: str) -> str:
 def _checked_prompt(model: LoadedModel, token_ids: list[int] | tuple[int, ...], field: str) -> tuple[int, ...]:
     if not token_ids:
         raise BadRequestError(f"Invalid request: {field} encodes to no tokens at all: give some text.")
-    for index, token_id in enumerate(token_ids):
-        if not 0 <= token_id < model.vocab_size:
-            raise BadRequestError(
-                f"Invalid request: {field}[{index}] is the token id {token_id}, but the vocabulary of "
-                f"{model.model_id} has the ids 0 to {model.vocab_size - 1}."
-            )
+    if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+        index, token_id = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < model.vocab_size)
+        raise BadRequestError(
+            f"Invalid request: {field}[{index}] is the token id {token_id}, but the vocabulary of "
+            f"{model.model_id} has the ids 0 to {model.vocab_size - 1}."
+        )
     return tuple(token_ids)
 
 

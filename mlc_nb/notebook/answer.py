@@ -74,7 +74,8 @@ def stream_answer(engine: MLCEngine, fields: dict[str, Any], view: StreamView, s
         The request is invalid, or the engine ended in the meantime.
     """
     model = engine.core.model
-    request = prepare.prepare_chat(model, prepare.chat_request(fields, frozenset({model.model_id, engine.model})))
+    checked = prepare.chat_request(fields, frozenset({model.model_id, engine.model}))
+    request = prepare.prepare_chat(model, checked, max_tokens=engine.core.max_sequence_length)
     submitted = perf_counter()
     arrivals: list[float] = []
     deltas = engine.core.submit(request)

@@ -219,6 +219,16 @@ class ChatCompletionRequest(GenerationFields):
         return None if self.tool_choice is None or isinstance(self.tool_choice, str) else self.tool_choice.function.name
 
     @property
+    def text_length(self) -> int:
+        """Characters of all messages."""
+        return sum(len(message.content or "") for message in self.messages)
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it takes no time worth speaking of to encode the messages and to compile grammars."""
+        return super().is_light and not self.tools
+
+    @property
     def token_limit(self) -> int | None:
         """Most tokens in the answer, whichever of the two names gave it."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens

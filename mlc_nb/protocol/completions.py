@@ -54,6 +54,11 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @property
+    def text_length(self) -> int:
+        """Characters or ids of the prompt."""
+        return len(self.prompt)
+
+    @property
     def num_generated(self) -> int:
         """How many answers are generated, of which the best go out."""
         return self.best_of or self.num_choices

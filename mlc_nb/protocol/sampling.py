@@ -21,6 +21,7 @@ from mlc_nb.protocol.response_format import GrammarSource, ResponseFormat
 __all__ = ["MAX_CHOICES", "DebugConfig", "GenerationFields"]
 
 MAX_CHOICES = 128
+LIGHT_TEXT = 1 << 14
 
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 
@@ -103,6 +104,16 @@ class GenerationFields(StrictModel):
     def grammar(self) -> GrammarSource | None:
         """What the answer must match; None where anything goes."""
         return None if self.response_format is None else self.response_format.source
+
+    @property
+    def text_length(self) -> int:
+        """Characters or ids of the prompt."""
+        return 0
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it takes no time worth speaking of to encode the prompt and to compile the grammar."""
+        return self.grammar is None and self.text_length < LIGHT_TEXT
 
     @property
     def num_choices(self) -> int:

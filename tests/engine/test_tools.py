@@ -107,7 +107,7 @@ def test_what_templates_see_of_calls_and_tools(family: str, as_text: bool) -> No
     request = chat_request({"messages": messages, "tools": TOOLS}, frozenset())
     use = plan_tool_use(model, request)
     assert use is not None
-    generation = prepare_chat(model, request, None, use)
+    generation = prepare_chat(model, request, None, use, max_tokens=4096)
     text = model.tokenizer.decode(list(generation.prompt_token_ids), skip_special_tokens=False)
     assert '{"city": "Rome", "unit": "C"}' in text
     assert "The weather now." in text
