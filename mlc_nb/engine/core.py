@@ -7,30 +7,23 @@ import logging
 import os
 import queue
 import threading
-from dataclasses import replace
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
-from mlc_nb.engine.block_manager import BlockManager
 from mlc_nb.engine.courier import Courier
-from mlc_nb.engine.generation import ActiveChoice, ActiveRequest, GenerationRequest
-from mlc_nb.engine.metrics import EngineMetrics
-from mlc_nb.engine.prefill_pacer import PrefillPacer
-from mlc_nb.engine.prefix_cache import PrefixCache
-from mlc_nb.engine.scheduler import ScheduledSlice, Scheduler
+from mlc_nb.engine.generation import ActiveRequest, GenerationRequest
+from mlc_nb.engine.step_loop import StepLoop, aborted, describe
 from mlc_nb.engine.stream import WAIT_SECONDS, RequestStream
 from mlc_nb.engine.token_bytes import TokenBytes
-from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError, RequestAborted
-from mlc_nb.runtime.step import SampledToken
+from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from mlc_nb.engine.metrics import EngineMetrics
     from mlc_nb.engine.model import LoadedModel
-    from mlc_nb.engine.sequence import Sequence
-    from mlc_nb.engine.stream import Outbox, StreamDelta
     from mlc_nb.protocol.engine_config import EngineConfig
-    from mlc_nb.runtime.step import ModelRunner, StepResult
+    from mlc_nb.runtime.step import ModelRunner
 
 __all__ = ["EngineCore", "EngineState"]
 
@@ -61,7 +54,8 @@ class EngineCore:
     """
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
-        self.config = config
+        self.config: EngineConfig = model.config or config
+        self._rules = model.config.rules if model.config is not None else {}
         self.state: EngineState = "starting"
         self._model: LoadedModel | None = model
         self._token_bytes: TokenBytes | None = TokenBytes(model.tokenizer)
@@ -72,15 +66,9 @@ class EngineCore:
         self._in_flight: dict[str, ActiveRequest] = {}
         self._started = threading.Event()
         self._terminating = threading.Event()
-        self._metrics = EngineMetrics()
-        # The rest belongs to the engine thread alone.
-        self._active: dict[Sequence, ActiveChoice] = {}
-        self._scheduler: Scheduler
-        self._blocks: BlockManager
-        self._cache: PrefixCache
-        self._pacer: PrefillPacer
+        # Made on the engine thread, and its own but for the metrics.
+        self._loop: StepLoop
         self._courier: Courier
-        self._weight_bytes = self._kv_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"mlc_nb engine {model.model_id}", daemon=True)
         self._thread.start()
         self._wait_until_started()
@@ -102,7 +90,7 @@ class EngineCore:
     @property
     def max_sequence_length(self) -> int:
         """Most tokens, prompt and answer together, that one request can have."""
-        limits = [self.model.context_window_size, self._blocks.num_pages * self._blocks.page_size]
+        limits = [self.model.context_window_size, self._loop.capacity]
         if self.config.max_single_sequence_length is not None:
             limits.append(self.config.max_single_sequence_length)
         return min(limits)
@@ -121,8 +109,8 @@ class EngineCore:
         num_prompt_tokens = len(request.prompt_token_ids)
         if num_prompt_tokens >= limit:
             raise BadRequestError(
-                f"The prompt has {num_prompt_tokens} tokens, but prompt and answer together can have at most {limit}: "
-                "shorten the prompt, or the conversation before it."
+                f"The prompt has {num_prompt_tokens} tokens, but prompt and answer together can have at most {limit}"
+                f"{self._why('max_single_sequence_length')}: shorten the prompt, or the conversation before it."
             )
         room = limit - num_prompt_tokens
         with self._lock:
@@ -134,10 +122,10 @@ class EngineCore:
             active = ActiveRequest(request, self._token_bytes, max_new_tokens, self._sharing(request))
             # Not a bound method of the stream: a stream that is dropped must be able to go. It exists before the
             # request does, so that an interrupt in between leaves no request without a reader.
-            abort = functools.partial(self._inbox.put, functools.partial(self._abort, active))
+            abort = functools.partial(self._inbox.put, functools.partial(self._loop.abort, active))
             stream = RequestStream(request.request_id, active.outbox, abort, self._thread.is_alive)
             self._in_flight[request.request_id] = active
-            self._inbox.put(functools.partial(self._admit, active))
+            self._inbox.put(functools.partial(self._loop.admit, active))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -145,7 +133,7 @@ class EngineCore:
         with self._lock:
             active = self._in_flight.get(request_id)
         if active is not None:
-            self._inbox.put(functools.partial(self._abort, active))
+            self._inbox.put(functools.partial(self._loop.abort, active))
 
     def reset(self) -> None:
         """Abort all requests in flight, empty the prefix cache and set the metrics to zero.
@@ -172,19 +160,7 @@ class EngineCore:
         """
         with self._lock:
             self._check_ready()
-        return replace(
-            self._metrics,
-            running_requests=self._scheduler.num_running,
-            waiting_requests=self._scheduler.num_waiting,
-            free_pages=self._blocks.num_free,
-            total_pages=self._blocks.num_pages,
-            prefix_cache_pages=self._cache.num_pages,
-            weight_bytes=self._weight_bytes,
-            kv_bytes=self._kv_bytes,
-            preemptions=self._scheduler.num_preemptions,
-            prompt_tokens=self._scheduler.num_prompt_tokens,
-            cached_prompt_tokens=self._scheduler.num_cached_tokens,
-        )
+        return self._loop.metrics()
 
     def begin_terminate(self) -> None:
         """Let the engine thread end as soon as it can; does not wait. `terminate` does the rest."""
@@ -225,7 +201,7 @@ class EngineCore:
                 f"This engine runs in process {self._process_id}, of which this one is a fork: make an engine here."
             )
         if self.state == "failed":
-            raise EngineTerminatedError(f"The engine failed: {_describe(self._failure)} Make a new engine.") from (
+            raise EngineTerminatedError(f"The engine failed: {describe(self._failure)} Make a new engine.") from (
                 self._failure
             )
         if self.state != "ready" or self._terminating.is_set():
@@ -237,6 +213,10 @@ class EngineCore:
         # Answers to one prompt share its pages all the same: with each other alone.
         return object() if request.more_choices else None
 
+    def _why(self, field: str) -> str:
+        rule = self._rules.get(field)
+        return f" ({field}: {rule})" if rule else ""
+
     # On the engine thread.
 
     def _run(self) -> None:
@@ -245,119 +225,32 @@ class EngineCore:
         try:
             assert self._model is not None  # only _end drops it
             runner = self._model.open_runner()
-            self._prepare(runner)
+            self._loop = StepLoop(runner, self.config, self._courier, self._forget)
+            with self._lock:
+                if self.state == "starting":
+                    self.state = "ready"
             self._started.set()
             while not self._terminating.is_set():
                 self._read_inbox()
-                if self._scheduler.has_work and not self._terminating.is_set():
-                    self._step(runner)
+                if self._loop.has_work and not self._terminating.is_set():
+                    self._loop.step()
             self._end("terminated")
         except BaseException as error:  # whatever ends the loop must reach those who wait for it
             self._failure = error
             self._end("failed")
         finally:
-            self._active.clear()
             # Readers take this thread for the source of their deltas: it ends when they have all of them.
             self._courier.close()
             self._started.set()
             if runner is not None:
                 _close(runner)
 
-    def _prepare(self, runner: ModelRunner) -> None:
-        self._blocks = BlockManager(runner.num_pages, runner.page_size)
-        self._cache = PrefixCache(self._blocks, self.config.max_idle_sequences)
-        self._scheduler = Scheduler(self._blocks, self._cache, self.config.num_sequences)
-        self._pacer = PrefillPacer(self.config.prefill_chunk)
-        self._weight_bytes, self._kv_bytes = runner.weight_bytes, runner.kv_bytes
-        with self._lock:
-            if self.state == "starting":
-                self.state = "ready"
-
     def _read_inbox(self) -> None:
         """Handle all messages; wait for one where there is nothing else to do."""
-        if not self._scheduler.has_work:
+        if not self._loop.has_work:
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
-
-    def _step(self, runner: ModelRunner) -> None:
-        scheduled = self._scheduler.schedule(self._pacer.chunk_size(self._scheduler.num_decoding))
-        if not scheduled:
-            raise RuntimeError("The scheduler has requests but can run none of them: KV pages were lost.")
-        started = perf_counter()
-        num_decodes = num_prefill_tokens = 0
-        for item in scheduled:
-            if item.is_prefill:
-                num_prefill_tokens += item.num_tokens
-                times = self._active[item.sequence].active.times
-                if times.first_step is None:
-                    times.first_step = started
-            else:
-                num_decodes += 1
-        sampled = runner.step([item.as_step_slice() for item in scheduled])
-        seconds = perf_counter() - started
-        self._pacer.record(num_prefill_tokens, num_decodes, seconds)
-        self._metrics.record_step(num_prefill_tokens, num_decodes, seconds)
-        self._scheduler.advance(
-            scheduled, [token.token_id if isinstance(token, SampledToken) else None for token in sampled]
-        )
-        self._deliver(scheduled, sampled)
-
-    def _deliver(self, scheduled: list[ScheduledSlice], sampled: list[StepResult]) -> None:
-        parcel: list[tuple[Outbox, StreamDelta | Exception]] = []
-        for item, token in zip(scheduled, sampled, strict=True):
-            if token is None:
-                continue
-            choice = self._active.get(item.sequence)
-            if choice is None:
-                continue  # another answer of the same request has failed in this step
-            active = choice.active
-            if isinstance(token, Exception):
-                self._fail(active, token)
-                continue
-            try:
-                delta = choice.take(token)
-            except Exception as error:  # a request that fails fails alone
-                self._fail(active, error)
-                continue
-            if delta.finish_reason is not None:
-                # Before the reader can know: whoever sees the end also sees the pages free.
-                self._leave(choice)
-                if delta.usage is not None:
-                    self._metrics.finished_requests += 1
-                    self._metrics.last_finished_request = delta.usage.extra
-                    self._forget(active)
-            if delta.text or delta.token_ids or delta.finish_reason is not None:
-                parcel.append((active.outbox, delta))
-        self._courier.send(parcel)
-
-    def _admit(self, active: ActiveRequest) -> None:
-        for choice in active.choices:
-            self._active[choice.sequence] = choice
-            self._scheduler.add(choice.sequence)
-
-    def _leave(self, choice: ActiveChoice, *, keep: bool = True) -> None:
-        if self._active.pop(choice.sequence, None) is not None:
-            self._scheduler.finish(choice.sequence, keep=keep)
-
-    def _fail(self, active: ActiveRequest, error: Exception) -> None:
-        self._metrics.failed_requests += 1
-        failure = MLCError(f"Request {active.request.request_id} failed: {_describe(error)}")
-        failure.__cause__ = error
-        for choice in active.choices:
-            # The pages may hold what made it fail, such as numbers that are not finite.
-            self._leave(choice, keep=False)
-        self._forget(active)
-        self._courier.send([(active.outbox, failure)])
-
-    def _abort(self, active: ActiveRequest) -> None:
-        in_flight = any(choice.sequence in self._active for choice in active.choices)
-        for choice in active.choices:
-            self._leave(choice)
-        self._forget(active)
-        if in_flight:
-            self._metrics.aborted_requests += 1
-            self._courier.send([(active.outbox, _aborted(active))])
 
     def _forget(self, active: ActiveRequest) -> None:
         """Free the request's id; the id may be another request's by now."""
@@ -366,11 +259,7 @@ class EngineCore:
                 del self._in_flight[active.request.request_id]
 
     def _reset(self, done: threading.Event) -> None:
-        for choice in list(self._active.values()):
-            self._abort(choice.active)
-        self._cache.clear()
-        self._metrics = EngineMetrics()
-        self._scheduler.reset_counts()
+        self._loop.reset()
         done.set()
 
     def _end(self, state: EngineState) -> None:
@@ -388,24 +277,15 @@ class EngineCore:
             active.outbox.put(self._ending(active, state))
 
     def _ending(self, active: ActiveRequest, state: EngineState) -> MLCError:
-        return _aborted(active) if state == "terminated" else self._failed(active)
+        return aborted(active) if state == "terminated" else self._failed(active)
 
     def _failed(self, active: ActiveRequest) -> EngineTerminatedError:
         error = EngineTerminatedError(
-            f"The engine failed while request {active.request.request_id} was in flight: {_describe(self._failure)} "
+            f"The engine failed while request {active.request.request_id} was in flight: {describe(self._failure)} "
             "Make a new engine."
         )
         error.__cause__ = self._failure
         return error
-
-
-def _aborted(active: ActiveRequest) -> RequestAborted:
-    return RequestAborted(f"Request {active.request.request_id} was aborted before it finished.")
-
-
-def _describe(error: BaseException | None) -> str:
-    text = str(error) or "no message"
-    return f"{type(error).__name__}: {text}" + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def _close(runner: ModelRunner) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from mlc_nb.errors import BadRequestError, OutOfMemoryError
+from mlc_nb.protocol.engine_config import ResolvedEngineConfig
 from mlc_nb.quantization.packing import packed_bytes
 
 if TYPE_CHECKING:
     from mlc_nb.protocol.engine_config import EngineConfig
     from mlc_nb.weights.plan import LibraryMetadata
 
-__all__ = ["Limits", "free_memory", "resolve_limits"]
+__all__ = ["Limits", "free_memory", "resolve_limits", "resolved_config"]
 
 _SHARE_OF_FREE_MEMORY = 0.85
 _LOCAL_TOTAL = 8192
@@ -25,10 +26,22 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limits:
-    """Tokens in one sequence, and pages of the KV pool."""
+    """How long sequences may be, and why.
+
+    Attributes
+    ----------
+    single_sequence, total
+        Tokens in one sequence, and in all that hold pages together.
+    pages
+        Pages of the KV pool.
+    rules
+        By the name of the field of `EngineConfig`, the rule that bound its value.
+    """
 
     single_sequence: int
+    total: int
     pages: int
+    rules: dict[str, str]
 
 
 def free_memory() -> int:
@@ -99,4 +112,46 @@ def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: 
             f"engine_config.max_single_sequence_length is {single}, but the KV cache holds {total} tokens, as many as "
             f"{reason}, or lower max_single_sequence_length"
         )
-    return Limits(min(single, total), -(-total // metadata.page_size))
+    memory_rule = (
+        f"memory: {_SHARE_OF_FREE_MEMORY:.0%} of {free_bytes / 2**20:,.0f} MiB that were free, less "
+        f"{weight_bytes / 2**20:,.0f} MiB of weights and {_WORKSPACE_BYTES / 2**20:,.0f} MiB to work in, at "
+        f"{token_bytes / 1024:,.1f} KiB a token"
+    )
+    mode_rule = {
+        "local": f"mode 'local': one whole sequence, at most {_LOCAL_TOTAL} tokens",
+        "interactive": "mode 'interactive': one whole sequence",
+        "server": f"mode 'server': {config.num_sequences} whole sequences",
+    }[mode]
+    if config.max_total_sequence_length is not None:
+        total_rule = "as configured"
+    else:
+        total_rule = memory_rule if by_mode[mode] > capacity else mode_rule
+    if single > total:
+        single_rule = f"max_total_sequence_length ({total_rule})"
+    else:
+        single_rule = "the model's context window" if config.max_single_sequence_length is None else "as configured"
+    rules = {"max_single_sequence_length": single_rule, "max_total_sequence_length": total_rule}
+    return Limits(min(single, total), total, -(-total // metadata.page_size), rules)
+
+
+def resolved_config(
+    config: EngineConfig, limits: Limits, *, activation_dtype: str, num_threads: int
+) -> ResolvedEngineConfig:
+    """Fill in every value that ``config`` leaves open, with the rule that bound it."""
+    mode = config.mode or "local"
+    values: dict[str, tuple[Any, str]] = {
+        "mode": (mode, "the default"),
+        "max_num_sequence": (config.num_sequences, f"mode {mode!r}"),
+        "max_total_sequence_length": (limits.total, limits.rules["max_total_sequence_length"]),
+        "max_single_sequence_length": (limits.single_sequence, limits.rules["max_single_sequence_length"]),
+        "prefill_chunk_size": (config.prefill_chunk, "the default; the engine takes fewer where time is short"),
+        "prefix_cache_max_num_recycling_seqs": (-1, "no limit but the pool"),
+        "activation_dtype": (activation_dtype, "what is best for the device"),
+        "num_threads": (num_threads, "the physical cores that this process may use"),
+    }
+    rules = {name: rule for name, (_, rule) in values.items()}
+    # The limits know for themselves what was configured and held.
+    configured = {name for name in values.keys() - limits.rules.keys() if getattr(config, name) not in (None, "auto")}
+    rules |= dict.fromkeys(configured, "as configured")
+    resolved = {name: value for name, (value, _) in values.items() if name not in configured}
+    return ResolvedEngineConfig(**{**config.model_dump(), **resolved}, rules=rules)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_nb.engine.grammar import GrammarCompiler
-from mlc_nb.engine.limits import free_memory, resolve_limits
+from mlc_nb.engine.limits import free_memory, resolve_limits, resolved_config
 from mlc_nb.errors import DeviceUnavailableError, ModelFormatError
 from mlc_nb.library import LibraryBundle, load_bundle, open_bundle
 from mlc_nb.models.registry import architecture_module
 from mlc_nb.progress import byte_bar
 from mlc_nb.protocol.chat_template import ChatTemplate
+from mlc_nb.runtime.cores import usable_cores
 from mlc_nb.runtime.isa import host_isa, runnable_isas
 from mlc_nb.runtime.model_runner import CpuModelRunner
 from mlc_nb.runtime.parameters import load_parameters, rope_tables
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-    from mlc_nb.protocol.engine_config import EngineConfig
+    from mlc_nb.protocol.engine_config import EngineConfig, ResolvedEngineConfig
     from mlc_nb.runtime.step import ModelRunner
 
 __all__ = ["LoadedModel", "compile_request", "load_model"]
@@ -60,6 +61,8 @@ class LoadedModel:
         Loads weights and library and makes the runner. Called once, on the engine thread.
     grammars
         Compiles grammars for the model's vocabulary.
+    config
+        The configuration with all values resolved, and why; None where the engine is to take its own as it is.
     """
 
     model_id: str
@@ -72,6 +75,7 @@ class LoadedModel:
     vocab_size: int
     open_runner: Callable[[], ModelRunner]
     grammars: GrammarCompiler = field(default_factory=GrammarCompiler, repr=False, compare=False)
+    config: ResolvedEngineConfig | None = None
 
 
 def load_model(
@@ -136,6 +140,12 @@ def load_model(
             vocab_size=bundle.metadata.vocab_size,
             open_runner=_runner_opener(
                 file, bundle, limits.single_sequence, limits.pages, config.num_threads, progress
+            ),
+            config=resolved_config(
+                config,
+                limits,
+                activation_dtype=bundle.metadata.activation_dtype,
+                num_threads=config.num_threads or usable_cores(),
             ),
         )
     except BaseException:

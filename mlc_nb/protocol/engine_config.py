@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from mlc_nb.errors import BadRequestError
 from mlc_nb.protocol.common import StrictModel, as_bad_request, not_supported_yet, short_repr
 
-__all__ = ["EngineConfig", "Mode", "resolve_engine_config"]
+__all__ = ["EngineConfig", "Mode", "ResolvedEngineConfig", "resolve_engine_config"]
 
 Mode = Literal["local", "interactive", "server"]
 
@@ -116,6 +116,22 @@ class EngineConfig(StrictModel):
     def prefill_chunk(self) -> int:
         """Most prompt tokens in one step, by ``prefill_chunk_size`` or the default."""
         return self.prefill_chunk_size or _PREFILL_CHUNK_SIZE
+
+
+class ResolvedEngineConfig(EngineConfig):
+    """The settings that an engine runs with: nothing is left open.
+
+    Attributes
+    ----------
+    rules
+        By the name of a field, the rule that bound its value.
+    """
+
+    rules: dict[str, str] = Field(default_factory=dict)
+
+    def explain(self) -> str:
+        """Return a line for each value that has a rule: the field, its value and what bound it."""
+        return "\n".join(f"{name} = {getattr(self, name)!r}: {rule}" for name, rule in self.rules.items())
 
 
 def resolve_engine_config(
