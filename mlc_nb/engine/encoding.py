@@ -31,8 +31,16 @@ def encode_text(tokenizer: Tokenizer, text: str, *, max_tokens: int) -> list[int
     Raises
     ------
     BadRequestError
-        The text cannot have so few tokens.
+        The text cannot have so few tokens, or is no Unicode text.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.start]
+        raise BadRequestError(
+            f"Invalid request: the prompt holds a lone surrogate, which no UTF-8 text can hold, after {around!r}: look "
+            "in names, tools and calls."
+        ) from None
     if len(text) < LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=False).ids
     longest = max(map(len, tokenizer.get_vocab())) * (1 if tokenizer.normalizer is None else _NORMALIZED)

@@ -108,12 +108,15 @@ class GrammarCompiler:
         import llguidance
 
         matcher: Any = llguidance.LLMatcher
-        if source.kind in ("json_object", "json_schema"):
-            grammar = matcher.grammar_from_json_schema(_schema(source), overrides=JSON_OPTIONS)
-        elif source.kind == "regex":
-            grammar = matcher.grammar_from_regex(source.text)
-        else:
-            grammar = matcher.grammar_from_lark(source.text)
+        try:
+            if source.kind in ("json_object", "json_schema"):
+                grammar = matcher.grammar_from_json_schema(_schema(source), overrides=JSON_OPTIONS)
+            elif source.kind == "regex":
+                grammar = matcher.grammar_from_regex(source.text)
+            else:
+                grammar = matcher.grammar_from_lark(source.text)
+        except ValueError as error:  # such as a lone surrogate, or JSON that is nested too deeply
+            raise _refusal(source, str(error)) from error
         limits = llguidance.LLParserLimits(verbose_errors=False)
         compiled = matcher(self._vocabulary_of(model, llguidance), grammar, log_level=0, limits=limits)
         if compiled.is_error():

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["chat_request", "completion_request", "prepare_chat", "prepare_completion", "request_fields"]
 
+MAX_REQUEST_ID = 256
+
 
 def request_fields(fields: Mapping[str, Any], extra_body: object) -> dict[str, Any]:
     """Join the keyword arguments of a ``create`` call with its ``extra_body``.
@@ -151,6 +153,11 @@ def _request_id(given: object, prefix: str) -> str:
         return f"{prefix}-{uuid.uuid4().hex}"
     if not isinstance(given, str) or not given:
         raise BadRequestError(f"Invalid request: request_id must be a string, got {short_repr(given)}.")
+    if not given.isprintable() or len(given) > MAX_REQUEST_ID:
+        raise BadRequestError(
+            f"Invalid request: request_id must have at most {MAX_REQUEST_ID} printable characters, got "
+            f"{short_repr(given)}."
+        )
     return given
 
 

@@ -74,7 +74,7 @@ class ChatMessage(StrictModel):
 
     role: Annotated[str, BeforeValidator(_as_role)]
     content: Annotated[UnicodeText | None, BeforeValidator(_as_text)] = None
-    name: str | None = None
+    name: UnicodeText | None = None
     # An assistant message that is copied from a response carries these, empty.
     refusal: Annotated[None, not_supported_yet()] = None
     annotations: Annotated[None, not_supported_yet([])] = None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mlc_nb.protocol.common import StrictModel, short_repr
+from mlc_nb.protocol.common import StrictModel, UnicodeText, short_repr
 
 __all__ = ["MAX_GRAMMAR_CHARACTERS", "GrammarSource", "JsonSchemaFormat", "ResponseFormat", "schema_text"]
 
@@ -63,8 +63,8 @@ class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     schema_: str | dict[str, Any] | None = Field(default=None, alias="schema")
     json_schema: JsonSchemaFormat | None = None
-    regex: str | None = None
-    grammar: str | None = None
+    regex: UnicodeText | None = None
+    grammar: UnicodeText | None = None
 
     @model_validator(mode="after")
     def _check_form(self) -> ResponseFormat:

@@ -48,6 +48,47 @@ def test_every_openai_completion_field_works_or_is_refused_by_name(name: str) ->
         complete(**{name: object()})
 
 
+F = {"type": "function", "function": {"name": "f"}}
+# A value of every key that asks for something: it works ...
+WORKING: dict[str, Any] = {
+    "messages": HI, "prompt": "Hi", "model": "m", "frequency_penalty": 1.0, "presence_penalty": -1, "n": 2, "seed": 1,
+    "logit_bias": {"1": 2}, "max_tokens": 5, "max_completion_tokens": 5, "stop": ["a"], "stream": True,
+    "temperature": 0.5, "top_p": 0.5, "user": "me", "metadata": {"a": "b"}, "prompt_cache_key": "k",
+    "safety_identifier": "me", "response_format": {"type": "json_object"}, "echo": True, "suffix": "s", "best_of": 2,
+    "modalities": ["text"], "service_tier": "auto", "store": False, "verbosity": "medium", "reasoning_effort": "none",
+    "function_call": "none",
+}  # fmt: skip
+# ... or is refused by name.
+REFUSED: dict[str, Any] = {
+    "audio": {"voice": "alloy", "format": "wav"}, "function_call": "auto", "functions": [{"name": "f"}],
+    "modalities": ["audio"], "prediction": {"type": "content", "content": "x"}, "reasoning_effort": "high",
+    "service_tier": "flex", "store": True, "verbosity": "low", "web_search_options": {}, "moderation": {"model": "m"},
+    "prompt_cache_retention": "24h", "prompt_cache_options": {"a": 1},
+}  # fmt: skip
+TOGETHER: dict[str, dict[str, Any]] = {
+    "logprobs": {}, "top_logprobs": {"logprobs": True, "top_logprobs": 2}, "tools": {"tools": [F]},
+    "tool_choice": {"tools": [F], "tool_choice": "required"}, "parallel_tool_calls": {"parallel_tool_calls": False},
+    "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*completion_create_params.CompletionCreateParamsBase.__annotations__, "stream"])
+def test_every_openai_chat_field_has_a_value_that_works_or_is_refused(name: str) -> None:
+    assert name in WORKING or name in REFUSED or name in TOGETHER
+    if name in WORKING:
+        chat(**{name: WORKING[name]})
+    if name in REFUSED:
+        with pytest.raises(BadRequestError, match=rf"\b{name}\b"):
+            chat(**{name: REFUSED[name]})
+    if name in TOGETHER:
+        chat(**(TOGETHER[name] or {"logprobs": True}))
+
+
+@pytest.mark.parametrize("name", [*CompletionCreateParamsBase.__annotations__, "stream"])
+def test_every_openai_completion_field_has_a_value_that_works(name: str) -> None:
+    complete(**({name: WORKING[name]} if name in WORKING else TOGETHER[name] or {"logprobs": 2}))
+
+
 NUMBERS = ["temperature", "top_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"]
 INTEGERS = ["max_tokens", "max_completion_tokens", "seed", "top_k", "top_logprobs", "n"]
 
