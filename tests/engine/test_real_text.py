@@ -37,7 +37,7 @@ TEXTS = [
     "\x00\x01\x7f\u2028\ufeff",
     "def f(x):\n\treturn  x  # two\r\n",
     " leading and trailing ",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U0010ffff",
+    "\U0001d518\U0001d52b\U0001d526 \U0010ffff",
 ]
 
 
@@ -89,11 +89,7 @@ def engine() -> Iterator[MLCEngine]:
         yield opened
 
 
-QUESTIONS = [
-    "Write 'hello' in Chinese, Japanese and with emoji.",
-    "Count from 1 to 30.",
-    "Say naïve café 👩‍👩‍👧‍👦 ten times.",
-]
+QUESTIONS = ["Write 'hello' in Chinese, Japanese and with emoji.", "Count to 30.", "Say naïve café 👩‍👩‍👧‍👦 ten times."]
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
