@@ -10,7 +10,7 @@ FIND_BASE := import os, sys, ensurepip, venv; assert sys.version_info >= (3, 10)
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.10 python3 python; do \
 	"$$name" -c '$(FIND_BASE)' 2>/dev/null && break; done)
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test lint format bench endurance clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks.bench
+
+endurance: $(STAMP)
+	@$(BIN)/python -m benchmarks.endurance soak
+	@$(BIN)/python -m benchmarks.endurance equal
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

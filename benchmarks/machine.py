@@ -52,11 +52,11 @@ def describe_machine() -> Machine:
     }
 
 
-def write_result(name: str, content: dict[str, Any]) -> Path:
+def write_result(name: str, content: dict[str, Any], *, module: str | None = None) -> Path:
     """Keep the figures of one benchmark with the command and the machine, one file a day; return where."""
     machine = describe_machine()
     path = RESULTS / f"{machine['date'][:10]}-{name}.json"
-    command = " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
+    command = " ".join(["python", "-m", f"benchmarks.{module or name}", *sys.argv[1:]])
     RESULTS.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": command, "machine": machine, **content}, indent=2)
     path.write_text(text + "\n", encoding="utf-8")
