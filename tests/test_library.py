@@ -364,6 +364,13 @@ def test_a_library_can_be_given(given_library: Path, model: Path) -> None:
         runner.close()
 
 
+def test_a_library_that_cannot_be_linked_is_one_clear_error(given_library: Path, model: Path) -> None:
+    loaded = load_model(model, model_lib=given_library, config=CONFIG, progress=False)
+    (given_library / "model.o").write_bytes(b"nothing that can be linked")
+    with pytest.raises(ModelFormatError, match=r"the model library .*library cannot be loaded: "):
+        loaded.open_runner()
+
+
 def test_another_model_s_library_is_refused(given_library: Path, tmp_path: Path) -> None:
     other = replace(SMALLEST, context=256).write(tmp_path / "other.gguf")
     with pytest.raises(ModelFormatError, match=r"library .*library was compiled for another model"):

@@ -38,8 +38,8 @@ class Arena:
             self._mapping = mmap.mmap(-1, self.size)
         except (OSError, OverflowError, ValueError) as error:
             raise OutOfMemoryError(
-                f"there is no memory for {purpose}: {self.size / 2**20:,.0f} MiB are needed, and the system does not grant "
-                f"them ({error}). Free memory or choose a smaller model or a smaller max_total_sequence_length."
+                f"there is no memory for {purpose}: {self.size / 2**20:,.0f} MiB are needed, and the system does not "
+                f"grant them ({error}). Free memory or choose a smaller model or a smaller max_total_sequence_length."
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._advise_huge_pages()

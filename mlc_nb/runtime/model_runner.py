@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mlc_nb.errors import EngineTerminatedError, MLCError
 from mlc_nb.runtime.arena import Arena
-from mlc_nb.runtime.native import load_native, load_virtual_machine, use_threads
+from mlc_nb.runtime.native import load_native, load_virtual_machine, return_free_memory, use_threads
 from mlc_nb.runtime.step import SequenceSlice, StepResult
 from mlc_nb.runtime.step_inputs import StepInputs
 from mlc_nb.weights.plan import MAX_STEP_TOKENS
@@ -108,6 +108,7 @@ class CpuModelRunner:
         self._parameters = self._pages = None
         self._rope = ()
         self._partials = self._logits = self._unwanted_logits = np.empty((0, 0), np.float32)
+        return_free_memory()
 
     def _run(self, slices: Sequence[SequenceSlice], rows: Sequence[int]) -> npt.NDArray[np.float32]:
         """Run one step in as few calls as its size allows; logits after the new tokens that ``rows`` names, ascending.

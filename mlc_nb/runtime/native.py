@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from mlc_nb.errors import DeviceUnavailableError
+from mlc_nb.errors import DeviceUnavailableError, ModelFormatError
 from mlc_nb.runtime.cores import usable_cores
 
-__all__ = ["load_native", "load_virtual_machine", "use_threads"]
+__all__ = ["load_native", "load_virtual_machine", "return_free_memory", "use_threads"]
 
 _LIBRARY = {"win32": "tvm_runtime.dll", "darwin": "libtvm_runtime.dylib"}.get(sys.platform, "libtvm_runtime.so")
 
@@ -22,7 +22,7 @@ _LIBRARY = {"win32": "tvm_runtime.dll", "darwin": "libtvm_runtime.dylib"}.get(sy
 _SPIN_COUNT = "2000"
 
 _CPU_DEVICE_TYPE = 1
-_NAIVE_ALLOCATOR = 1
+_POOLED_ALLOCATOR = 2
 
 _lock = threading.Lock()
 _loaded: Any = None
@@ -82,15 +82,33 @@ def load_virtual_machine(executable: Path, objects: Path) -> Any:
     """Link a bundle's object file in memory and return a relax virtual machine that is ready to be called.
 
     The module must be kept as long as anything that it made.
+
+    Raises
+    ------
+    ModelFormatError
+        If the files cannot be linked or read; the message holds the reason.
     """
     tvm_ffi = load_native()
     import tvm_ffi_orcjit
 
-    # The objects have a plain C interface: naming no C++ compiler keeps the linker from looking for one's runtime.
-    kernels = tvm_ffi_orcjit.default_session().load_module([str(objects)], cxx="no-compiler-is-needed")
-    program = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")(str(executable))
-    program.import_module(kernels)
-    machine = program["vm_load_executable"]()
-    # No pool: a step's buffers are planned as a few blocks, which go back to the system when it ends.
-    machine["vm_initialization"](_CPU_DEVICE_TYPE, 0, _NAIVE_ALLOCATOR)
+    try:
+        # The objects have a plain C interface: naming no C++ compiler keeps the linker from looking for one's runtime.
+        kernels = tvm_ffi_orcjit.default_session().load_module([str(objects)], cxx="no-compiler-is-needed")
+        program = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")(str(executable))
+        program.import_module(kernels)
+        machine = program["vm_load_executable"]()
+        # A step's buffers are planned as a few blocks, the same for every step. In a pool they stay where they are;
+        # malloc would place them anew each time, and the process would grow by what it touches.
+        machine["vm_initialization"](_CPU_DEVICE_TYPE, 0, _POOLED_ALLOCATOR)
+    except Exception as error:
+        raise ModelFormatError(f"the model library {executable.parent} cannot be loaded: {error}") from error
     return machine
+
+
+def return_free_memory() -> None:
+    """Hand what is free in the pool of step buffers, and what glibc keeps for later, back to the system."""
+    load_native().get_global_func("vm.builtin.memory_manager.clear")()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
