@@ -40,6 +40,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks.bench
+	@$(BIN)/python -m benchmarks.versus
 
 endurance: $(STAMP)
 	@$(BIN)/python -m benchmarks.endurance soak

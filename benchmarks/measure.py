@@ -90,10 +90,15 @@ def measure_speed(engine: MLCEngine, runs: int) -> dict[str, list[float]]:
     }
 
 
-def open_engine(model: str, threads: int | None, activations: Literal["auto", "float32", "int16", "int8"]) -> MLCEngine:
+def open_engine(
+    model: str,
+    threads: int | None,
+    activations: Literal["auto", "float32", "int16", "int8"],
+    max_num_sequence: int | None = None,
+) -> MLCEngine:
     from mlc_nb import EngineConfig, MLCEngine
 
-    config = EngineConfig(num_threads=threads, activation_dtype=activations)
+    config = EngineConfig(num_threads=threads, activation_dtype=activations, max_num_sequence=max_num_sequence)
     return MLCEngine(model, device="cpu", engine_config=config)
 
 
