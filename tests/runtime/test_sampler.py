@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,3 +126,45 @@ def test_extreme_settings_stay_in_the_vocabulary() -> None:
     assert draw(SamplingState(temperature=2e-5, seed=0), logits, 3) == [0, 0, 0]
     flat = draw(SamplingState(temperature=1e30, seed=0), np.array([1, 2, -np.inf], dtype=np.float32), 200)
     assert set(flat) == {0, 1}
+
+
+class OnlySome:
+    """Allows some ids, each once."""
+
+    def __init__(self, *ids: int) -> None:
+        self.left = set(ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.left
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        if not self.left:
+            raise MLCError("nothing is left")
+        mask = np.zeros(VOCAB, dtype=np.bool_)
+        mask[list(self.left)] = True
+        return mask
+
+    def accept(self, token_id: int) -> None:
+        self.left.remove(token_id)
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.1}, {"min_p": 0.5}, {"logit_bias": {5: 100.0}}],
+    ids=str,
+)
+def test_a_constraint_leaves_only_what_it_allows(settings_: dict[str, Any]) -> None:
+    ids = (3, 400, 999)
+    state = SamplingState(seed=1, logprobs=True, top_logprobs=1, constraint=OnlySome(*ids), **settings_)
+    logits = logits_of()
+    before = logits.copy()
+    tokens = [state.sample(logits) for _ in ids]
+    assert {token.token_id for token in tokens} == set(ids)
+    assert (logits == before).all()
+    # Of the model's own distribution, which knows nothing of the constraint.
+    log_softmax = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+    assert tokens[0].top_logprobs[0][0] == int(np.argmax(logits))
+    assert tokens[0].logprob == pytest.approx(log_softmax[tokens[0].token_id], abs=1e-4)
+    with pytest.raises(MLCError, match="nothing is left"):
+        state.sample(logits)
