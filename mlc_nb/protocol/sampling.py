@@ -39,7 +39,7 @@ class DebugConfig(StrictModel):
     ignore_eos: bool = False
     pinned_system_prompt: Annotated[None, not_supported_yet(False)] = None
     special_request: Annotated[None, not_supported_yet()] = None
-    grammar_execution_mode: Annotated[None, not_supported_yet()] = None
+    grammar_execution_mode: Annotated[None, not_supported_yet("constraint")] = None
     disagg_config: Annotated[None, not_supported_yet()] = None
 
 
