@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 
 from mlc_nb.compiler.kernels.cpu.isa import IsaLevel, isa_level
-from mlc_nb.compiler.pipeline import target_of
+from mlc_nb.compiler.pipeline import pass_context, target_of
 from mlc_nb.runtime.isa import runnable_isas
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ LEVELS = runnable_isas()
 def compile_kernel(level_name: str, make: Callable[..., tvm.tirx.PrimFunc], *arguments: Any) -> tvm.runtime.Module:
     """Compile ``make(level, *arguments)`` under the name ``kernel``, once a test session."""
     function = make(isa_level(level_name), *arguments).with_attr("global_symbol", "kernel")
-    return tvm.compile(tvm.IRModule({"kernel": function}), target=target_of(isa_level(level_name))).mod
+    with pass_context():
+        return tvm.compile(tvm.IRModule({"kernel": function}), target=target_of(isa_level(level_name))).mod
 
 
 def assembly(level_name: str, make: Callable[[IsaLevel], tvm.tirx.PrimFunc], *arguments: Any) -> str:
