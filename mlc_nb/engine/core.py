@@ -225,7 +225,7 @@ class EngineCore:
         try:
             assert self._model is not None  # only _end drops it
             runner = self._model.open_runner()
-            self._loop = StepLoop(runner, self.config, self._courier, self._forget)
+            self._loop = StepLoop(self._model.model_id, runner, self.config, self._courier, self._forget)
             with self._lock:
                 if self.state == "starting":
                     self.state = "ready"

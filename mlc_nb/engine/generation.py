@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mlc_nb.engine.answer import Answer
 from mlc_nb.engine.metrics import RequestTimes
+from mlc_nb.engine.prompt_logprobs import prompt_logprobs
 from mlc_nb.engine.sequence import Sequence
 from mlc_nb.engine.stream import Outbox, StreamDelta
+from mlc_nb.runtime.prompt_scorer import PromptScorer
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from mlc_nb.engine.stream import PromptLogprobs
     from mlc_nb.engine.token_bytes import TokenBytes
     from mlc_nb.protocol.responses import Usage
     from mlc_nb.runtime.sampler import SamplingState
@@ -42,6 +46,9 @@ class GenerationRequest:
         Special tokens that show in the text of the answer nevertheless.
     continues_text
         Whether the answer goes on from the prompt's text (a completion) rather than begins a new one (a chat).
+    prompt_logprobs
+        Give the log probabilities of the prompt's tokens, and of so many likeliest ones in the place of each; None
+        gives none.
     """
 
     request_id: str
@@ -53,6 +60,7 @@ class GenerationRequest:
     continues_text: bool = False
     more_choices: tuple[SamplingState, ...] = ()
     shown_token_ids: frozenset[int] = field(default_factory=frozenset)
+    prompt_logprobs: int | None = None
 
 
 class ActiveRequest:
@@ -72,11 +80,26 @@ class ActiveRequest:
         self.request = request
         self.outbox = Outbox()
         self.times = RequestTimes()
+        self._token_bytes = token_bytes
         self.choices = [
             ActiveChoice(self, index, sampling, token_bytes, max_new_tokens, sharing)
             for index, sampling in enumerate((request.sampling, *request.more_choices))
         ]
         self.num_unfinished = len(self.choices)
+        self._scorer: PromptScorer | None = None
+        if request.prompt_logprobs is not None:
+            # One is enough: the others share its prompt, and come after it in line.
+            self._scorer = PromptScorer(request.prompt_token_ids, request.prompt_logprobs)
+            self.choices[0].sequence.scorer = self._scorer
+            for choice in self.choices[1:]:
+                choice.sequence.runs_after = self._scorer
+
+    @functools.cached_property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """The log probabilities of the prompt, once it has been through the model; None where nobody wants them."""
+        if self._scorer is None:
+            return None
+        return prompt_logprobs(self.request.prompt_token_ids, self._scorer.scores, self._token_bytes)
 
     def usage(self) -> Usage:
         """Return the usage of all answers; they end now."""
@@ -105,6 +128,7 @@ class ActiveChoice:
         self.index = index
         self.sequence = Sequence(request.request_id, list(request.prompt_token_ids), sampling, sharing)
         self.num_generated = 0
+        self._begun = False
         self._stop_token_ids = request.stop_token_ids
         shown = token_bytes.showing(request.shown_token_ids)
         self._answer = Answer(shown, request.stop_strings, continues_text=request.continues_text)
@@ -112,6 +136,14 @@ class ActiveChoice:
 
     def take(self, token: SampledToken) -> StreamDelta:
         """Add the next token to the answer; the delta has a finish reason where the answer ends with it."""
+        is_first = not self._begun
+        self._begun = True
+        delta = self._take(token)
+        if is_first:
+            delta.prompt_logprobs = self.active.prompt_logprobs
+        return delta
+
+    def _take(self, token: SampledToken) -> StreamDelta:
         times = self.active.times
         if times.first_token is None:
             times.first_token = perf_counter()

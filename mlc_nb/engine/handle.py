@@ -118,7 +118,9 @@ class EngineHandle:
         prompt = request.prompt
         prompt_text = ""
         if request.echo:
-            prompt_text = prompt if isinstance(prompt, str) else model.tokenizer.decode(list(prompt))
+            prompt_text = (
+                prompt if isinstance(prompt, str) else model.tokenizer.decode(list(prompt), skip_special_tokens=False)
+            )
         return PreparedRequest(generation, CompletionResponder(request, generation, model, prompt_text))
 
 

@@ -10,6 +10,28 @@ from mlc_nb.protocol.responses import PromptTokensDetails, Usage
 
 __all__ = ["EngineMetrics", "RequestTimes"]
 
+# Field -> kind, its name in Prometheus where the field's is not in base units, meaning.
+_PROMETHEUS = {
+    "steps": ("counter", "", "Calls of the model."),
+    "prefill_tokens": ("counter", "", "Tokens that were computed as parts of prompts."),
+    "decode_tokens": ("counter", "", "Tokens that were computed one by one."),
+    "prefill_time_s": ("counter", "prefill_seconds", "Seconds in steps with any prompt tokens."),
+    "decode_time_s": ("counter", "decode_seconds", "Seconds in steps without prompt tokens."),
+    "prompt_tokens": ("counter", "", "Prompt tokens of the sequences that have run."),
+    "cached_prompt_tokens": ("counter", "", "Prompt tokens that the prefix cache had already."),
+    "finished_requests": ("counter", "", "Requests that finished."),
+    "aborted_requests": ("counter", "", "Requests that were aborted."),
+    "failed_requests": ("counter", "", "Requests that failed."),
+    "preemptions": ("counter", "", "Times that a sequence gave its pages back to be computed again."),
+    "running_requests": ("gauge", "", "Sequences that hold KV pages."),
+    "waiting_requests": ("gauge", "", "Sequences in line."),
+    "free_pages": ("gauge", "", "KV pages that no request holds."),
+    "total_pages": ("gauge", "", "KV pages."),
+    "prefix_cache_pages": ("gauge", "", "KV pages that the prefix cache can share."),
+    "weight_bytes": ("gauge", "", "Bytes of the weights."),
+    "kv_bytes": ("gauge", "", "Bytes of the KV pages."),
+}
+
 
 @dataclass(slots=True)
 class EngineMetrics:
@@ -17,6 +39,10 @@ class EngineMetrics:
 
     Attributes
     ----------
+    model
+        The name of what runs.
+    steps
+        Calls of the model.
     prefill_tokens, decode_tokens
         Tokens that went through the model as parts of prompts, and one by one.
     prefill_time_s, decode_time_s
@@ -39,6 +65,7 @@ class EngineMetrics:
         The ``usage.extra`` of the request that finished last.
     """
 
+    model: str = ""
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -62,6 +89,20 @@ class EngineMetrics:
     def as_dict(self) -> dict[str, Any]:
         """Return all values by name."""
         return asdict(self)
+
+    def prometheus(self) -> str:
+        """Return all counts, times and sizes in the text form that Prometheus scrapes."""
+        escaped = self.model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        lines: list[str] = []
+        for name, (kind, unit, meaning) in _PROMETHEUS.items():
+            metric = f"mlc_nb_{unit or name}" + "_total" * (kind == "counter")
+            value = getattr(self, name)
+            lines += [
+                f"# HELP {metric} {meaning}",
+                f"# TYPE {metric} {kind}",
+                f'{metric}{{model="{escaped}"}} {value}',
+            ]
+        return "\n".join(lines) + "\n"
 
     def record_step(self, num_prefill_tokens: int, num_decode_tokens: int, seconds: float) -> None:
         """Count one step of the model."""

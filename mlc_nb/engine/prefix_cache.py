@@ -60,7 +60,7 @@ class PrefixCache:
 
     def match(self, sequence: Sequence) -> list[int]:
         """Return the pages that hold the beginning of the sequence; at least one of its tokens is left to compute."""
-        if sequence.sharing is None:
+        if sequence.sharing is None or sequence.scorer is not None:
             return []
         size = self._blocks.page_size
         tokens = sequence.token_ids

@@ -137,6 +137,7 @@ def prepare_completion(
         stop_strings=request.stop,
         stop_token_ids=_stop_token_ids(model, request, request.grammar),
         continues_text=True,
+        prompt_logprobs=request.logprobs if request.echo else None,
     )
 
 

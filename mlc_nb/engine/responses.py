@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from mlc_nb.engine.choices import best_choices, by_choice
+from mlc_nb.engine.prompt_logprobs import likeliest_by_text
 from mlc_nb.protocol.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -23,7 +24,7 @@ from mlc_nb.protocol.tools import FunctionCall, FunctionDelta, ToolCall, ToolCal
 if TYPE_CHECKING:
     from mlc_nb.engine.generation import GenerationRequest
     from mlc_nb.engine.model import LoadedModel
-    from mlc_nb.engine.stream import StreamDelta, TokenChance, TokenLogprobs
+    from mlc_nb.engine.stream import PromptLogprobs, StreamDelta, TokenChance, TokenLogprobs
     from mlc_nb.engine.tool_calls import AnswerPiece
     from mlc_nb.engine.tool_use import ToolUse
     from mlc_nb.protocol.chat import ChatCompletionRequest
@@ -201,7 +202,8 @@ class CompletionResponder:
         """Return the elements of the stream for the next delta."""
         chunks = []
         if delta.index not in self._begun and self._prefix:
-            chunks.append(self._response([CompletionChoice(index=delta.index, text=self._prefix)]))
+            logprobs = self._logprobs([], delta.prompt_logprobs)
+            chunks.append(self._response([CompletionChoice(index=delta.index, text=self._prefix, logprobs=logprobs)]))
         self._begun.add(delta.index)
         choice = CompletionChoice(
             index=delta.index,
@@ -232,18 +234,26 @@ class CompletionResponder:
             index=index,
             text=self._prefix + "".join(delta.text for delta in deltas) + self._suffix,
             finish_reason=deltas[-1].finish_reason,
-            logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
+            logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs], deltas[0].prompt_logprobs),
         )
 
     def _response(self, choices: list[CompletionChoice]) -> CompletionResponse:
         return CompletionResponse(id=self._id, created=self._created, model=self._model, choices=choices)
 
-    def _logprobs(self, entries: tuple[TokenLogprobs, ...] | list[TokenLogprobs]) -> CompletionLogprobs | None:
+    def _logprobs(
+        self, entries: tuple[TokenLogprobs, ...] | list[TokenLogprobs], prompt: PromptLogprobs | None = None
+    ) -> CompletionLogprobs | None:
         if not self._with_logprobs:
             return None
-        return CompletionLogprobs(
-            tokens=[entry.chosen.token for entry in entries],
-            token_logprobs=[entry.chosen.logprob for entry in entries],
-            top_logprobs=[{chance.token: chance.logprob for chance in entry.top} for entry in entries],
-            text_offset=[entry.text_offset for entry in entries],
-        )
+        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        if prompt is not None:
+            logprobs.tokens += prompt.tokens
+            logprobs.token_logprobs += prompt.logprobs
+            logprobs.top_logprobs += prompt.top
+            logprobs.text_offset += prompt.text_offsets
+        for entry in entries:
+            logprobs.tokens.append(entry.chosen.token)
+            logprobs.token_logprobs.append(entry.chosen.logprob)
+            logprobs.top_logprobs.append(likeliest_by_text((chance.token, chance.logprob) for chance in entry.top))
+            logprobs.text_offset.append(len(self._prefix) + entry.text_offset)
+        return logprobs

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ScheduledSlice", "Scheduler"]
 
+# A row of logits for each token takes memory: 12 MB for so many and a vocabulary of 49,152.
+MOST_SCORED_TOKENS = 64
+
 
 @dataclass(slots=True)
 class ScheduledSlice:
@@ -42,6 +45,7 @@ class ScheduledSlice:
             start,
             sequence.pages,
             sequence.sampling if self.samples else None,
+            sequence.scorer if sequence.scorer is not None and sequence.scorer.wants(start) else None,
         )
 
 
@@ -164,12 +168,14 @@ class Scheduler:
 
     def _prefill(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSlice]) -> int:
         pending = sequence.num_pending
-        num_tokens = min(budget, pending)
+        num_tokens = min(budget, pending, MOST_SCORED_TOKENS if sequence.scorer is not None else pending)
         scheduled.append(ScheduledSlice(sequence, num_tokens, is_prefill=True, samples=num_tokens == pending))
         return num_tokens
 
     def _admit(self, sequence: Sequence) -> bool:
         """Let the first in line run, where its pages are free and nobody computes what it could share."""
+        if sequence.runs_after is not None and not sequence.runs_after.is_complete:
+            return False
         cached = self._cache.match(sequence)
         if self._is_computing_next_page(sequence, len(cached)):
             return False
@@ -193,7 +199,7 @@ class Scheduler:
         """Whether a running prefill will soon have one more page that this sequence can begin with."""
         end = (num_pages + 1) * self._blocks.page_size
         tokens = sequence.token_ids
-        if sequence.sharing is None or end >= len(tokens):
+        if sequence.sharing is None or sequence.scorer is not None or end >= len(tokens):
             return False
         return any(
             other.num_computed < end <= len(other.token_ids)

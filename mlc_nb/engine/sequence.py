@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from mlc_nb.runtime.prompt_scorer import PromptScorer
     from mlc_nb.runtime.sampler import SamplingState
 
 __all__ = ["Sequence", "SequenceStatus"]
@@ -38,6 +39,10 @@ class Sequence:
         The KV pages that it holds, in order.
     sharing
         Sequences whose values are equal share pages that hold the same tokens; one with None shares with nobody.
+    scorer
+        Wants the logits after every token of the prompt, which is therefore computed even where it is cached.
+    runs_after
+        Belongs to a sequence earlier in line: this one waits until it has scored its whole prompt.
     num_computed
         How many of its tokens are in the pages; 0 again after a preemption.
     num_indexed
@@ -51,6 +56,8 @@ class Sequence:
     sampling: SamplingState
     num_prompt_tokens: int = field(init=False)
     sharing: Hashable = None
+    scorer: PromptScorer | None = None
+    runs_after: PromptScorer | None = None
     pages: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_indexed: int = 0

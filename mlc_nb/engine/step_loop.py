@@ -39,7 +39,12 @@ class StepLoop:
     """
 
     def __init__(
-        self, runner: ModelRunner, config: EngineConfig, courier: Courier, on_end: Callable[[ActiveRequest], None]
+        self,
+        model_id: str,
+        runner: ModelRunner,
+        config: EngineConfig,
+        courier: Courier,
+        on_end: Callable[[ActiveRequest], None],
     ) -> None:
         self._runner = runner
         self._courier = courier
@@ -49,9 +54,10 @@ class StepLoop:
         self._scheduler = Scheduler(self._blocks, self._cache, config.num_sequences)
         self._pacer = PrefillPacer(config.prefill_chunk)
         self._active: dict[Sequence, ActiveChoice] = {}
-        self._metrics = EngineMetrics(
-            total_pages=runner.num_pages, weight_bytes=runner.weight_bytes, kv_bytes=runner.kv_bytes
+        self._empty_metrics = EngineMetrics(
+            model_id, total_pages=runner.num_pages, weight_bytes=runner.weight_bytes, kv_bytes=runner.kv_bytes
         )
+        self._metrics = replace(self._empty_metrics)
 
     @property
     def capacity(self) -> int:
@@ -98,10 +104,7 @@ class StepLoop:
             self.abort(choice.active)
         self._cache.clear()
         self._scheduler.reset_counts()
-        sizes = self._metrics
-        self._metrics = EngineMetrics(
-            total_pages=sizes.total_pages, weight_bytes=sizes.weight_bytes, kv_bytes=sizes.kv_bytes
-        )
+        self._metrics = replace(self._empty_metrics)
 
     def step(self) -> None:
         """Run the model once and hand out what comes of it."""
@@ -151,7 +154,7 @@ class StepLoop:
                     self._metrics.finished_requests += 1
                     self._metrics.last_finished_request = delta.usage.extra
                     self._on_end(active)
-            if delta.text or delta.token_ids or delta.finish_reason is not None:
+            if delta.text or delta.token_ids or delta.finish_reason is not None or delta.prompt_logprobs is not None:
                 parcel.append((active.outbox, delta))
         self._courier.send(parcel)
 

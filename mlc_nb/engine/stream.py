@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.protocol.responses import Usage
 
-__all__ = ["FinishReason", "Outbox", "RequestStream", "StreamDelta", "TokenChance", "TokenLogprobs"]
+__all__ = ["FinishReason", "Outbox", "PromptLogprobs", "RequestStream", "StreamDelta", "TokenChance", "TokenLogprobs"]
 
 FinishReason = Literal["stop", "length"]
 
@@ -45,12 +45,27 @@ class TokenLogprobs:
     text_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The tokens of a prompt, their log probabilities, those of the likeliest, and where each begins in the prompt.
+
+    There is nothing to tell the first token from, so it has none.
+    """
+
+    tokens: tuple[str, ...]
+    logprobs: tuple[float | None, ...]
+    top: tuple[dict[str, float] | None, ...]
+    text_offsets: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class StreamDelta:
     """The next piece of an answer.
 
     Attributes
     ----------
+    prompt_logprobs
+        Set in the first piece of each answer where the request asked for them.
     index
         Which of the request's answers this is a piece of.
     text
@@ -71,6 +86,7 @@ class StreamDelta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     index: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Outbox:

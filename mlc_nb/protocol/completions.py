@@ -44,7 +44,8 @@ class CompletionRequest(GenerationFields):
     suffix
         Text that is put after the answer; the model does not see it.
     logprobs
-        0 to 5: the log probability of each token of the answer, and of so many likeliest tokens in its place.
+        0 to 5: the log probability of each token of the answer (with ``echo``, of the prompt too), and of so many
+        likeliest tokens in its place.
     """
 
     prompt: Prompt
@@ -69,17 +70,18 @@ class CompletionRequest(GenerationFields):
             raise ValueError(f"best_of is {self.best_of}, but n is {self.num_choices}: best_of must be at least n")
         if self.stream and self.num_generated > self.num_choices:
             raise ValueError("best_of cannot be streamed: the best answer is known only when all have ended")
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo together with logprobs is not supported yet: leave one of them out")
         return self
 
 
 class CompletionLogprobs(ResponseModel):
-    """Log probabilities, one entry a token; ``text_offset`` is where its text begins in the answer."""
+    """Log probabilities, one entry a token; ``text_offset`` is where its text begins in the choice's text.
+
+    The first token of a prompt that is echoed has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

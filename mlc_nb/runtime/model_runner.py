@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mlc_nb.library import LibraryBundle
-    from mlc_nb.runtime.sampler import SamplingState
-    from mlc_nb.runtime.step import SampledToken
 
 __all__ = ["CpuModelRunner"]
 
@@ -91,12 +89,21 @@ class CpuModelRunner:
 
     def step(self, slices: Sequence[SequenceSlice]) -> list[StepResult]:
         """Run one step and sample; one entry a slice: a token, what sampling raised, or None if not to be sampled."""
-        last = _last_rows(slices)
-        sampled = [(index, part.sampling) for index, part in enumerate(slices) if part.sampling is not None]
-        logits = self._run(slices, [last[index] for index, _ in sampled])
+        rows: list[int] = []
+        wanted: list[tuple[int, int]] = []
+        for index, (part, last) in enumerate(zip(slices, _last_rows(slices), strict=True)):
+            if part.scorer is not None:
+                wanted.append((index, len(part.token_ids)))
+                rows += range(last + 1 - len(part.token_ids), last + 1)
+            elif part.sampling is not None:
+                wanted.append((index, 1))
+                rows.append(last)
+        logits = self._run(slices, rows)
         results: list[StepResult] = [None] * len(slices)
-        for row, (index, sampling) in zip(logits, sampled, strict=True):
-            results[index] = _sample(sampling, row)
+        start = 0
+        for index, count in wanted:
+            results[index] = _pick(slices[index], logits[start : start + count])
+            start += count
         return results
 
     def close(self) -> None:
@@ -168,9 +175,12 @@ class CpuModelRunner:
         return self._tvm_ffi.from_dlpack(array)
 
 
-def _sample(sampling: SamplingState, logits: npt.NDArray[np.float32]) -> SampledToken | Exception:
+def _pick(part: SequenceSlice, logits: npt.NDArray[np.float32]) -> StepResult:
+    """Score and sample one slice from the logits after all its tokens or after the last."""
     try:
-        return sampling.sample(logits)
+        if part.scorer is not None:
+            part.scorer.score(part.start_position, logits)
+        return None if part.sampling is None else part.sampling.sample(logits[-1])
     except Exception as error:  # of one sequence, and the others go on
         return error
 

@@ -128,7 +128,7 @@ class SamplingState:
             self._counts[token_id] += 1
         if not self.logprobs:
             return SampledToken(token_id)
-        return self._with_logprobs(token_id, logits)
+        return with_logprobs(token_id, logits, self.top_logprobs)
 
     def _adjust(self, logits: FloatArray) -> FloatArray:
         """Apply bias, then penalties, to a copy; the same array where there is nothing to do."""
@@ -165,15 +165,17 @@ class SamplingState:
         # The largest weight is 1, so min_p is a plain threshold, and one id always passes.
         return ids[weights[ids] >= np.float32(self.min_p)] if self.min_p > 0.0 else ids
 
-    def _with_logprobs(self, token_id: int, logits: FloatArray) -> SampledToken:
-        largest = logits.max()
-        log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
-        top = _likeliest(logits, min(self.top_logprobs, logits.size)) if self.top_logprobs else ()
-        return SampledToken(
-            token_id,
-            float(logits[token_id]) - log_total,
-            tuple((int(i), float(logits[i]) - log_total) for i in top),
-        )
+
+def with_logprobs(token_id: int, logits: FloatArray, top_logprobs: int) -> SampledToken:
+    """Return a token with its log probability by the raw logits, and those of so many of the likeliest tokens."""
+    largest = logits.max()
+    log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
+    top = _likeliest(logits, min(top_logprobs, logits.size)) if top_logprobs else ()
+    return SampledToken(
+        token_id,
+        float(logits[token_id]) - log_total,
+        tuple((int(i), float(logits[i]) - log_total) for i in top),
+    )
 
 
 def _likeliest(weights: FloatArray, count: int) -> npt.NDArray[np.int64]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from mlc_nb.runtime.prompt_scorer import PromptScorer
     from mlc_nb.runtime.sampler import SamplingState
 
 __all__ = ["ModelRunner", "SampledToken", "SequenceSlice", "StepResult"]
@@ -32,12 +33,15 @@ class SequenceSlice:
     sampling
         How to pick the next token after the last one of the slice; None when no token is wanted (a prefill chunk
         that is not the last).
+    scorer
+        Takes the logits after every token of the slice; None where they are not wanted.
     """
 
     token_ids: Sequence[int]
     start_position: int
     page_table: Sequence[int]
     sampling: SamplingState | None
+    scorer: PromptScorer | None = None
 
 
 @dataclass(slots=True)

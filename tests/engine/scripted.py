@@ -116,6 +116,8 @@ class ScriptedRunner:
                 position = part.start_position + offset
                 self._pages[part.page_table[position // self.page_size], position % self.page_size] = token_id
         for row, part in zip(rows, slices, strict=True):
+            if part.scorer is not None:
+                self._score(part)
             if part.sampling is not None:
                 history = self._pages[list(part.page_table)].reshape(-1)[: part.start_position + len(part.token_ids)]
                 row[self._next_token(history.tolist())] = self.sharpness
@@ -130,6 +132,13 @@ class ScriptedRunner:
             None if part.sampling is None else _sample(part.sampling, row)
             for row, part in zip(rows, slices, strict=True)
         ]
+
+    def _score(self, part: SequenceSlice) -> None:
+        history = self._pages[list(part.page_table)].reshape(-1).tolist()
+        logits = np.zeros((len(part.token_ids), VOCAB_SIZE), dtype=np.float32)
+        for offset, row in enumerate(logits):
+            row[self._next_token(history[: part.start_position + offset + 1])] = self.sharpness
+        part.scorer.score(part.start_position, logits)
 
     def close(self) -> None:
         self.closed = True

@@ -95,20 +95,29 @@ def test_a_long_prompt_does_not_stall_running_answers(make_core: MakeCore) -> No
 
 
 def test_requests_wait_in_line_first_come_first_served(make_core: MakeCore) -> None:
-    core = make_core(mixed, {"mode": "interactive"}, step_seconds=0.001)
-    order: list[str] = []
+    order: list[int] = []
+
+    def next_token(history: list[int]) -> int:
+        if len(history) == 1:
+            order.append(history[0])
+        return mixed(history)
+
+    core = make_core(next_token, {"mode": "interactive"}, step_seconds=0.001)
     streams = [core.submit(make_request(str(i), [3 + i], 5)) for i in range(5)]
+    for stream in reversed(streams):
+        list(stream)
+    assert order == [3, 4, 5, 6, 7]
 
-    def read(name: str, index: int) -> None:
-        list(streams[index])
-        order.append(name)
 
-    threads = [threading.Thread(target=read, args=(str(i), i)) for i in reversed(range(5))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert order == ["0", "1", "2", "3", "4"]
+def test_short_requests_that_keep_coming_starve_nobody(make_core: MakeCore) -> None:
+    core = make_core(mixed, {"max_num_sequence": 3}, num_pages=12, step_seconds=0.001)
+    short = [core.submit(make_request(f"before {i}", [3 + i] * 20, 30)) for i in range(3)]
+    large = core.submit(make_request("large", list(range(3, 150)), 20))
+    short += [core.submit(make_request(f"after {i}", [50 + i] * 20, 30)) for i in range(20)]
+    assert len(ids_of(list(large))) == 20
+    assert core.metrics().waiting_requests > 10, "it needs most of the pool, and was not passed over for the small ones"
+    for stream in short:
+        list(stream)
 
 
 def test_a_prompt_without_room_is_refused_with_both_numbers(make_core: MakeCore) -> None:
