@@ -35,7 +35,7 @@ class Arena:
         self.size = max(size, _ALIGNMENT)
         self._used = 0
         try:
-            self._mapping = mmap.mmap(-1, self.size)
+            self._mapping = _anonymous(self.size)
         except (OSError, OverflowError, ValueError) as error:
             raise OutOfMemoryError(
                 f"there is no memory for {purpose}: {self.size / 2**20:,.0f} MiB are needed, and the system does not "
@@ -61,6 +61,13 @@ class Arena:
         start, self._used = self._used, self._used + _aligned(size)
         view = memoryview(self._mapping)[start : start + size]
         return np.frombuffer(view, dtype=dtype).reshape(shape)
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    """Private memory where the system tells private from shared: only that may come in huge pages."""
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: str) -> int:

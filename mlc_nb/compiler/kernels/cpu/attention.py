@@ -157,13 +157,13 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
             largest = code.scratch(len(rows) * code.lanes)
             for row in range(len(rows)):
                 code.store(largest, code.splat(_MASKED), row * code.lanes)
-            with T.serial(0, used) as index:
-                page = T.Bind(page_tables[sequence, chunk, index])
-                if count == 1:
-                    following = T.Bind(page_tables[sequence, chunk, tirx.min(index + 1, used - 1)])
-                    code.prefetch(pages, (layer, following, 0, head), PAGE_SIZE * dim, shape.kv_dtype)
-                    code.prefetch(pages, (layer, page, 1, head), PAGE_SIZE * dim, shape.kv_dtype)
-                emit_scores(rows, page, head, start + index * PAGE_SIZE, index * PAGE_SIZE, scores, largest)
+            # Few rows take several pages at once: a sum over the dimensions is one long chain of dependent additions.
+            abreast = 1
+            while 2 * abreast * len(rows) * page_vectors <= level.registers - 4 and 2 * abreast <= CHUNK_PAGES:
+                abreast *= 2
+            with T.serial(0, (used + abreast - 1) // abreast) as several:
+                indices = [several * abreast + i for i in range(abreast)]
+                emit_scores(rows, sequence, chunk, indices, head, scores, largest)
             emit_weights(rows, chunk, used, scores, largest)
             # Weighted sums of as many dimensions at a time as registers hold beside the operands.
             columns = dim // code.lanes
@@ -173,30 +173,40 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
                 emit_sums(rows, chunk, used, scores, head, part * columns * code.lanes, columns, sequence)
 
         def emit_scores(
-            rows: list[tuple[Any, Any]], page: Any, head: Any, page_start: Any, at: Any, scores: Any, largest: Any
+            rows: list[tuple[Any, Any]],
+            sequence: Any,
+            chunk: Any,
+            indices: list[Any],
+            head: Any,
+            scores: Any,
+            largest: Any,
         ) -> None:
-            sums = code.scratch(len(rows) * PAGE_SIZE)
-            for i in range(len(rows) * page_vectors):
+            """Scores of the pages ``indices`` of the chunk; of those behind a token's own position, masked ones."""
+            tables = [T.Bind(page_tables[sequence, chunk, index]) for index in indices]
+            vectors = [(page, v * code.lanes) for page in range(len(tables)) for v in range(page_vectors)]
+            sums = code.scratch(len(rows) * len(vectors) * code.lanes)
+            for i in range(len(rows) * len(vectors)):
                 code.store(sums, code.splat(0.0), i * code.lanes)
             with T.serial(0, dim // 4) as quarter:
-                totals = [code.load(sums, i * code.lanes) for i in range(len(rows) * page_vectors)]
+                totals = [code.load(sums, i * code.lanes) for i in range(len(rows) * len(vectors))]
                 for within in range(4):
                     d = quarter * 4 + within
-                    keys = [kv_vector(page, 0, head, d * PAGE_SIZE + v * code.lanes) for v in range(page_vectors)]
+                    keys = [kv_vector(tables[page], 0, head, d * PAGE_SIZE + at) for page, at in vectors]
                     for row, (token, query_head) in enumerate(rows):
                         query = code.bind(code.splat(queries[token, query_head, d]))
-                        for v in range(page_vectors):
-                            i = row * page_vectors + v
-                            totals[i] = code.bind(code.fma(query, keys[v], totals[i]))
+                        for v, key in enumerate(keys):
+                            i = row * len(vectors) + v
+                            totals[i] = code.bind(code.fma(query, key, totals[i]))
                 for i, total in enumerate(totals):
                     code.store(sums, total, i * code.lanes)
-            for v in range(page_vectors):
-                lane_index = T.ramp(tirx.const(v * code.lanes, "int32"), 1, code.lanes)
+            for v, (page, at) in enumerate(vectors):
+                start = T.Bind(indices[page] * PAGE_SIZE + at)
+                lane_index = T.ramp(chunk * _CHUNK + start, 1, code.lanes)
                 for row, (token, _) in enumerate(rows):
-                    total = code.load(sums, (row * page_vectors + v) * code.lanes)
-                    visible = lane_index <= T.broadcast(positions[token] - page_start, code.lanes)
+                    total = code.load(sums, (row * len(vectors) + v) * code.lanes)
+                    visible = lane_index <= T.broadcast(positions[token], code.lanes)
                     score = code.bind(T.Select(visible, total, code.splat(_MASKED)))
-                    code.store(scores, score, row * _CHUNK + at + v * code.lanes)
+                    code.store(scores, score, row * _CHUNK + start)
                     best = tirx.max(code.load(largest, row * code.lanes), score)
                     code.store(largest, best, row * code.lanes)
 

@@ -83,14 +83,6 @@ class VectorCode:
         """A small buffer of this thread that the optimiser keeps in registers where it can."""
         return T.alloc_buffer((size,), dtype, scope="local")
 
-    def prefetch(self, buffer: Any, outer: tuple[Any, ...], elements: int, dtype: str) -> None:
-        """Ask for the first ``elements`` of the last axis at ``outer``, without waiting for them."""
-        line = 64 // (2 if dtype == "float16" else 4)
-        for at in range(0, elements, line):
-            index = (*outer, at)
-            address = tirx.address_of(buffer[index])
-            T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, 3, 1))
-
     # -- arithmetic
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
