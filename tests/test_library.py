@@ -23,7 +23,7 @@ from mlc_nb.engine.model import compile_request, load_model
 from mlc_nb.errors import CompileError, DeviceUnavailableError, MLCError, ModelFormatError, ModelNotFoundError
 from mlc_nb.library import compile_bundle, load_bundle, open_bundle
 from mlc_nb.protocol.engine_config import EngineConfig
-from mlc_nb.runtime.isa import host_isa, runnable_isas
+from mlc_nb.runtime.isa import ISA_VARIABLE, host_isa, runnable_isas
 from mlc_nb.runtime.step import SequenceSlice
 from mlc_nb.weights.gguf_file import GGUFFile
 from tests.models.tiny_llama import TinyLlama
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
     from mlc_nb.weights.plan import CompileRequest
 
-SMALLEST = TinyLlama(layers=1, hidden=32, inner=32, heads=2, kv_heads=2)
+# The model and the level that compile fastest: here it is all about what happens around the compiler.
+SMALLEST = TinyLlama(layers=1, hidden=32, inner=32, heads=4, kv_heads=1)
+ISA = "avx2" if "avx2" in runnable_isas() else runnable_isas()[0]
 CONFIG = EngineConfig(activation_dtype="float32", max_single_sequence_length=64)
 REPOSITORY = str(Path(__file__).resolve().parent.parent)
 FILES = ("model.ro", "model.o", "metadata.json", "request.json", "manifest.json")
@@ -42,6 +44,13 @@ FILES = ("model.ro", "model.o", "metadata.json", "request.json", "manifest.json"
 def request_of(path: Path, isa: str | None = None) -> CompileRequest:
     with GGUFFile.open(path) as file:
         return compile_request(file, CONFIG, isa)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _level() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(ISA_VARIABLE, ISA)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 from mlc_nb.engine.model import compile_request
 from mlc_nb.library import open_bundle
 from mlc_nb.protocol.engine_config import EngineConfig
+from mlc_nb.runtime.isa import runnable_isas
 from mlc_nb.runtime.model_runner import CpuModelRunner
 from mlc_nb.runtime.parameters import load_parameters, rope_tables
 from mlc_nb.runtime.step import SequenceSlice
@@ -25,15 +26,26 @@ if TYPE_CHECKING:
     from mlc_nb.library import LibraryBundle
 
 MODELS = {
-    "F32, many heads, linear scaling": TinyLlama(
-        "F32", kv_heads=4, extra={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    "F32 and BF16, many heads, linear scaling": TinyLlama(
+        "F32",
+        {"ffn_gate": "BF16", "ffn_up": "BF16", "token_embd": "BF16"},
+        norm_type="BF16",
+        vocab=64,
+        kv_heads=4,
+        extra={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
     ),
     "F16, one KV head, factors": TinyLlama("F16", norm_type="F16", kv_heads=1, tied=False, rope_factors=True),
-    "BF16, older scaling key": TinyLlama("BF16", norm_type="BF16", vocab=64, extra={"llama.rope.scale_linear": 2.0}),
-    "Q4_0, head size of its own": TinyLlama("Q4_0", tied=False, head_dim=24, heads=4, kv_heads=2),
-    "Q4_1, groups of three": TinyLlama("Q4_1", {"token_embd": "Q8_0"}, heads=3, kv_heads=1, head_dim=32, hidden=96),
-    "Q8_0, scaling switched off": TinyLlama(
-        "Q8_0", inner=32, extra={"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
+    "Q4_0, head size of its own, older scaling key": TinyLlama(
+        "Q4_0", tied=False, head_dim=24, extra={"llama.rope.scale_linear": 2.0}
+    ),
+    "Q4_1 and Q8_0, groups of three, scaling switched off": TinyLlama(
+        "Q4_1",
+        {"token_embd": "Q8_0", "ffn_down": "Q8_0"},
+        heads=3,
+        kv_heads=1,
+        head_dim=32,
+        hidden=96,
+        extra={"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0},
     ),
     "every type": TinyLlama(
         "Q4_1",
@@ -54,7 +66,9 @@ MODELS = {
 ACTIVATIONS = {"float32": 1e-4, "int16": 1e-3, "int8": 0.1}
 """Activation types, and by how much of the largest logit a logit may be off."""
 
-# Every model with float32 activations; the mixed one, whose activations take every form at once, with all.
+# Every model with float32 activations, at a level that compiles fast; the mixed one, whose activations take every form
+# at once, with all, and by default at the level of this machine.
+FAST_LEVEL = "avx2" if "avx2" in runnable_isas() else runnable_isas()[0]
 CASES = [(name, "float32") for name in MODELS] + [("every type", "int16"), ("every type", "int8")]
 
 
@@ -67,7 +81,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
         name, activations = case
         path = MODELS[name].write(folder / f"{name} {activations}.gguf")
         with GGUFFile.open(path) as file:
-            request = compile_request(file, EngineConfig(activation_dtype=activations))
+            level = None if activations == "int16" else FAST_LEVEL
+            request = compile_request(file, EngineConfig(activation_dtype=activations), level)
         return path, open_bundle(request, progress=False)
 
     with pytest.MonkeyPatch.context() as environment, ThreadPoolExecutor(2) as pool:

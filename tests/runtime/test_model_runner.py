@@ -11,6 +11,7 @@ import pytest
 from mlc_nb.engine.model import load_model
 from mlc_nb.errors import EngineTerminatedError
 from mlc_nb.protocol.engine_config import EngineConfig
+from mlc_nb.runtime import model_runner
 from mlc_nb.runtime.sampler import SamplingState
 from mlc_nb.runtime.step import SequenceSlice
 
@@ -95,6 +96,19 @@ def test_company_changes_nothing(runner: CpuModelRunner, whole: npt.NDArray[np.f
         assert np.array_equal(mixed, [alone[0], whole[position], alone[1]])
     rest = runner.logits_all([others[1], SequenceSlice(TOKEN_IDS[262:], 262, pages, None), others[0]])
     assert np.array_equal(rest[len(OTHERS[1]) : -1], whole[262:])
+
+
+def test_a_step_that_is_too_large_for_one_call_is_cut(
+    runner: CpuModelRunner, whole: npt.NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the cut falls: within a sequence, between two, in front of a wanted row or behind it."""
+    others = [SequenceSlice(ids, 0, table(9, 20 + 3 * place, 3), None) for place, ids in enumerate(OTHERS[:2])]
+    alone = [runner.logits([other])[0] for other in others]
+    slices = [others[1], SequenceSlice(TOKEN_IDS, 0, table(4), None), others[0]]
+    for most in (37, 40, 341):
+        monkeypatch.setattr(model_runner, "MAX_STEP_TOKENS", most)
+        assert np.array_equal(runner.logits(slices), [alone[1], whole[-1], alone[0]])
+    assert np.array_equal(runner.logits_all(slices)[40:-1], whole)
 
 
 def test_the_number_of_threads_changes_nothing(activation_dtype: str, whole: npt.NDArray[np.float32]) -> None:
