@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
 from mlc_nb.compiler.kernels.cpu.elementwise import ActivationSink
-from mlc_nb.compiler.kernels.cpu.vector import VectorCode, build_kernel, parallel_rows
+from mlc_nb.compiler.kernels.cpu.vector import VectorCode, build_kernel, parallel_rows, quotient, remainder
 
 if TYPE_CHECKING:
     from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
@@ -32,6 +32,10 @@ CHUNK_PAGES = 16
 
 _CHUNK = PAGE_SIZE * CHUNK_PAGES
 _MASKED = -1e30
+
+# Query heads of neighbouring tokens that are worked on at once: more would reuse keys and values better, but code that
+# is unrolled over them takes long to compile.
+_MOST_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,9 @@ def rotate_and_append(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
 
         def emit(token: Any) -> None:
             position = T.Bind(positions[token])
-            index = T.Bind(position // PAGE_SIZE)
-            page = T.Bind(page_tables[sequences[token], index // CHUNK_PAGES, index % CHUNK_PAGES])
-            slot = T.Bind(position % PAGE_SIZE)
+            index = T.Bind(quotient(position, PAGE_SIZE))
+            page = T.Bind(page_tables[sequences[token], quotient(index, CHUNK_PAGES), remainder(index, CHUNK_PAGES)])
+            slot = T.Bind(remainder(position, PAGE_SIZE))
             scale = code.splat(dim**-0.5)
             with T.serial(0, heads) as head, T.serial(0, half // code.lanes) as i:
                 first, second = rotated(token, position, head * dim, i * code.lanes)
@@ -130,7 +134,7 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
     page_vectors = PAGE_SIZE // code.lanes
     # Neighbouring tokens of a prefill share what they read, as many as have their sums in registers.
     tile = 1
-    while 2 * tile * group * page_vectors <= level.registers - 4:
+    while 2 * tile * group * page_vectors <= level.registers - 4 and 2 * tile * group <= _MOST_ROWS:
         tile *= 2
 
     def body() -> None:
@@ -151,7 +155,8 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
             """One chunk for ``count`` neighbouring tokens of one sequence; a row is a token's query head."""
             start = T.Bind(chunk * _CHUNK)
             sequence = T.Bind(sequences[first])
-            used = T.Bind(tirx.min(CHUNK_PAGES, (positions[first + count - 1] - start) // PAGE_SIZE + 1))
+            visible = T.Bind(positions[first + count - 1] - start)
+            used = T.Bind(tirx.min(CHUNK_PAGES, quotient(visible, PAGE_SIZE) + 1))
             rows = [(first + token, head * group + member) for token in range(count) for member in range(group)]
             scores = code.scratch(len(rows) * _CHUNK)
             largest = code.scratch(len(rows) * code.lanes)
@@ -161,10 +166,10 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
             abreast = 1
             while 2 * abreast * len(rows) * page_vectors <= level.registers - 4 and 2 * abreast <= CHUNK_PAGES:
                 abreast *= 2
-            with T.serial(0, (used + abreast - 1) // abreast) as several:
+            with T.serial(0, quotient(used + (abreast - 1), abreast)) as several:
                 indices = [several * abreast + i for i in range(abreast)]
                 emit_scores(rows, sequence, chunk, indices, head, scores, largest)
-            emit_weights(rows, chunk, used, scores, largest)
+            emit_weights(first, count, head, chunk, used, scores, largest)
             # Weighted sums of as many dimensions at a time as registers hold beside the operands.
             columns = dim // code.lanes
             while columns % 2 == 0 and columns * len(rows) > level.registers - 4:
@@ -210,8 +215,10 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
                     best = tirx.max(code.load(largest, row * code.lanes), score)
                     code.store(largest, best, row * code.lanes)
 
-        def emit_weights(rows: list[tuple[Any, Any]], chunk: Any, used: Any, scores: Any, largest: Any) -> None:
-            for row, (token, query_head) in enumerate(rows):
+        def emit_weights(first: Any, count: int, head: Any, chunk: Any, used: Any, scores: Any, largest: Any) -> None:
+            """Turn the scores of each row into weights, and leave its maximum and the sum of the weights."""
+            with T.serial(0, count * group) as row:
+                token, query_head = T.Bind(first + quotient(row, group)), T.Bind(head * group + remainder(row, group))
                 top = code.bind(code.reduce([code.load(largest, row * code.lanes)], tirx.max))
                 total = code.scratch(code.lanes)
                 code.store(total, code.splat(0.0), 0)
@@ -256,12 +263,14 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
                     value = code.load(sums, (row * columns + c) * code.lanes)
                     code.store(partials, value, token, chunk, query_head, at + c * code.lanes)
 
-        tiles = (tokens + tile - 1) // tile
+        tiles = T.Bind(quotient(tokens + (tile - 1), tile))
         with T.parallel(0, tiles * chunks * kv_heads) as item:
-            place = T.Bind(item // (chunks * kv_heads))
+            place = T.Bind(quotient(item, chunks * kv_heads))
             # First, last, second, last but one ...: equal shares of the causal triangle for equal ranges of items.
-            first = T.Bind(T.Select(place % 2 == 0, place // 2, tiles - 1 - place // 2) * tile)
-            chunk = T.Bind(item // kv_heads % chunks)
+            half = T.Bind(quotient(place, 2))
+            first = T.Bind(T.Select(remainder(place, 2) == 0, half, tiles - 1 - half) * tile)
+            chunk = T.Bind(remainder(quotient(item, kv_heads), chunks))
+            head = T.Bind(remainder(item, kv_heads))
             count = T.Bind(tirx.min(tile, tokens - first))
             last = T.Bind(first + count - 1)
             neighbours = tirx.all(
@@ -274,14 +283,14 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
                 with T.serial(0, count) as within:
                     token = T.Bind(first + within)
                     with T.If(chunk * _CHUNK <= positions[token]), T.Then():
-                        emit_chunk(token, 1, chunk, item % kv_heads)
+                        emit_chunk(token, 1, chunk, head)
 
             if tile == 1:
                 emit_singly()
                 return
             with T.If(neighbours):
                 with T.Then(), T.If(chunk * _CHUNK <= positions[last]), T.Then():
-                    emit_chunk(first, tile, chunk, item % kv_heads)
+                    emit_chunk(first, tile, chunk, head)
                 with T.Else():
                     emit_singly()
 
@@ -304,7 +313,7 @@ def merge_chunks(level: IsaLevel, shape: AttentionShape, terms: int) -> tirx.Pri
         sink = ActivationSink(code, tokens, heads * dim, terms)
 
         def emit(token: Any) -> None:
-            used = T.Bind(positions[token] // _CHUNK + 1)
+            used = T.Bind(quotient(positions[token], _CHUNK) + 1)
             merged = code.scratch(heads * dim)
             factors = code.scratch(2 * code.lanes)
             with T.serial(0, heads) as head:

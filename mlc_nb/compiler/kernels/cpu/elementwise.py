@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
 from mlc_nb.compiler.kernels.cpu.linear import TERM_BITS, decode_columns, weight_arguments
-from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel, parallel_rows
+from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel, parallel_rows, quotient, remainder
 from mlc_nb.quantization.packing import BLOCK
 
 if TYPE_CHECKING:
@@ -185,11 +185,13 @@ def embedding_rows(level: IsaLevel, block_type: str, rows: int, columns: int) ->
         def emit(row: Any) -> None:
             token = T.Bind(token_ids[row])
             # The vector that holds the row is decoded whole and one lane of it kept: 16 neighbours share a tile.
-            within = T.Bind(token % ROW_TILE)
+            within = T.Bind(remainder(token, ROW_TILE))
             lanes = code.scratch(code.lanes)
             with T.serial(0, columns // step) as block:
                 first = within - within % code.lanes
-                for offset, value in decode_columns(code, block_type, table, token // ROW_TILE, block, first, step):
+                for offset, value in decode_columns(
+                    code, block_type, table, quotient(token, ROW_TILE), block, first, step
+                ):
                     code.store(lanes, value, 0)
                     T.buffer_store(output, lanes[within % code.lanes], [row, block * step + offset])
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
-from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel
+from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel, quotient
 from mlc_nb.quantization.packing import BLOCK, packed_layout
 
 if TYPE_CHECKING:
@@ -250,10 +250,10 @@ def _emit_tiles(
 
     with T.parallel(0, rows // ROW_TILE) as tile:
         count = token_tile
-        with T.serial(0, m // count) as full:
+        with T.serial(0, quotient(m, count)) as full:
             emit_tile(tile, full * count, count)
         while count > 1:
             half = count // 2
             with T.If((m & half) != 0), T.Then():
-                emit_tile(tile, (m // count) * count, half)
+                emit_tile(tile, quotient(m, count) * count, half)
             count = half

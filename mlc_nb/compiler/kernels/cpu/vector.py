@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
-__all__ = ["ROW_TILE", "VectorCode", "build_kernel", "parallel_rows"]
+__all__ = ["ROW_TILE", "VectorCode", "build_kernel", "parallel_rows", "quotient", "remainder"]
 
 ROW_TILE = 16
 """Output rows that are stored side by side in packed weights; every level's vector length divides it."""
@@ -46,6 +46,19 @@ def parallel_rows(rows: Any, emit: Callable[[Any], None]) -> None:
             emit(row)
         with T.Else(), T.serial(0, rows) as row:
             emit(row)
+
+
+def quotient(value: Any, divisor: Any) -> Any:
+    """``value // divisor`` of integers that are not negative.
+
+    TVM's floor division expands to a select over signs, which its simplifier takes seconds to see through.
+    """
+    return tirx.truncdiv(value, divisor)
+
+
+def remainder(value: Any, divisor: Any) -> Any:
+    """``value % divisor`` of integers that are not negative; see `quotient`."""
+    return tirx.truncmod(value, divisor)
 
 
 class VectorCode:
