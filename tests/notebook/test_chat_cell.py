@@ -61,9 +61,9 @@ RECORD = """
 from mlc_nb.engine import prepare
 if "seen" not in globals():
     seen, original = [], prepare.prepare_chat
-    def prepare_chat(model, request, request_id=None):
+    def prepare_chat(model, request, *rest, **named):
         seen.append([(message.role, message.content) for message in request.messages])
-        return original(model, request, request_id)
+        return original(model, request, *rest, **named)
     prepare.prepare_chat = prepare_chat
 """
 
