@@ -30,6 +30,7 @@ __all__ = ["EngineCore", "EngineState"]
 EngineState = Literal["starting", "ready", "failed", "terminated"]
 
 TERMINATE_SECONDS = 2.0
+TERMINATED = "the engine was terminated (or its model unloaded) while the request ran"
 
 _log = logging.getLogger(__name__)
 
@@ -277,7 +278,7 @@ class EngineCore:
             active.outbox.put(self._ending(active, state))
 
     def _ending(self, active: ActiveRequest, state: EngineState) -> MLCError:
-        return aborted(active) if state == "terminated" else self._failed(active)
+        return aborted(active, TERMINATED) if state == "terminated" else self._failed(active)
 
     def _failed(self, active: ActiveRequest) -> EngineTerminatedError:
         error = EngineTerminatedError(

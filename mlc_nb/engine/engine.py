@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from mlc_nb.engine.handle import ChunkStream, EngineHandle
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
     from types import TracebackType
 
     from mlc_nb.engine.metrics import EngineMetrics
     from mlc_nb.protocol.chat import ChatCompletionChunk, ChatCompletionResponse
     from mlc_nb.protocol.completions import CompletionResponse
+    from mlc_nb.protocol.engine_config import EngineConfig
 
 __all__ = ["MLCEngine"]
 
@@ -52,6 +54,26 @@ class MLCEngine(EngineHandle):
     ...         for choice in chunk.choices:
     ...             print(choice.delta.content, end="")
     """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        device: str = "auto",
+        *,
+        model_lib: str | os.PathLike[str] | None = None,
+        mode: str = "local",
+        engine_config: EngineConfig | Mapping[str, Any] | None = None,
+        enable_tracing: bool = False,
+    ) -> None:
+        # Its own, so that Python names this class where an argument is unknown.
+        super().__init__(
+            model,
+            device,
+            model_lib=model_lib,
+            mode=mode,
+            engine_config=engine_config,
+            enable_tracing=enable_tracing,
+        )
 
     @property
     def chat(self) -> Chat:

@@ -62,6 +62,8 @@ class EngineHandle:
             model_lib=_as_text("model_lib", model_lib),
             mode=mode,
         )
+        _as_text("engine_config.model", config.model)
+        _as_text("engine_config.model_lib", config.model_lib)
         if config.model is None:
             from mlc_nb.weights.source import DEFAULT_MODEL
 
@@ -129,7 +131,17 @@ def _as_text(name: str, value: object) -> str | None:
         return None
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise BadRequestError(f"{name} must be a name or a path, got {short_repr(value)}.")
-    return os.fsdecode(value)
+    text = os.fsdecode(value)
+    try:
+        is_possible = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        raise BadRequestError(
+            f"{name} is {short_repr(text)}, which no file and no model can be called: it holds a NUL character or a "
+            "lone surrogate."
+        )
+    return text
 
 
 class ChunkStream(Generic[ChunkT]):

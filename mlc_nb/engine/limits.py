@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from mlc_nb.errors import BadRequestError, OutOfMemoryError
+from mlc_nb.errors import BadRequestError, ModelFormatError, OutOfMemoryError
 from mlc_nb.protocol.engine_config import ResolvedEngineConfig
 from mlc_nb.quantization.packing import packed_bytes
 
@@ -21,6 +21,8 @@ __all__ = ["Limits", "free_memory", "resolve_limits", "resolved_config"]
 _SHARE_OF_FREE_MEMORY = 0.85
 _LOCAL_TOTAL = 8192
 _WORKSPACE_BYTES = 128 * 2**20
+_ADDRESSABLE_ELEMENTS = 2**31 - 1
+"""Of the KV pool, which kernels index with 32 bits."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -74,7 +76,10 @@ def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: 
     Raises
     ------
     BadRequestError
-        If ``max_single_sequence_length`` exceeds the model's context window, or the KV cache cannot hold it.
+        If ``max_single_sequence_length`` exceeds the model's context window, or the KV cache cannot hold it, or
+        if ``max_total_sequence_length`` exceeds what the kernels can address.
+    ModelFormatError
+        If not even one page of KV cache could be addressed.
     OutOfMemoryError
         If the weights and a KV cache for one sequence of the wanted length do not fit.
     """
@@ -84,26 +89,36 @@ def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: 
         raise BadRequestError(
             f"engine_config.max_single_sequence_length is {single}, but the model's context window is {context} tokens"
         )
-    token_bytes = (
-        2 * metadata.layers * metadata.kv_heads * metadata.head_dim * (2 if metadata.kv_dtype == "float16" else 4)
-    )
+    token_elements = 2 * metadata.layers * metadata.kv_heads * metadata.head_dim
+    token_bytes = token_elements * (2 if metadata.kv_dtype == "float16" else 4)
+    addressable = _addressable_tokens(token_elements, metadata.page_size)
+    if config.max_total_sequence_length is not None and config.max_total_sequence_length > addressable:
+        raise BadRequestError(
+            f"engine_config.max_total_sequence_length is {config.max_total_sequence_length}, but kernels address the "
+            f"KV pool with 32 bits: of this model it holds at most {addressable} tokens"
+        )
     weight_bytes = sum(packed_bytes(m.block_type, m.rows, m.columns) for m in metadata.matrices)
     room = int(free_bytes * _SHARE_OF_FREE_MEMORY) - weight_bytes - _WORKSPACE_BYTES
-    capacity = max(room, 0) // token_bytes
+    in_memory = max(room, 0) // token_bytes
     least = config.max_total_sequence_length or metadata.page_size
-    if capacity < least:
+    if in_memory < least:
+        lower = "" if config.max_total_sequence_length is None else ", or lower engine_config.max_total_sequence_length"
         raise OutOfMemoryError(
             f"the model needs {weight_bytes / 2**20:,.0f} MiB for its weights, {_WORKSPACE_BYTES / 2**20:,.0f} MiB to "
             f"work in and {least * token_bytes / 2**20:,.1f} MiB for a KV cache of {least} tokens; "
             f"{free_bytes / 2**20:,.0f} MiB are free, of which {_SHARE_OF_FREE_MEMORY:.0%} may be used. Free memory, "
-            "unload another model, or lower engine_config.max_total_sequence_length."
+            f"or unload another model{lower}."
         )
+    capacity = min(in_memory, addressable)
     mode = config.mode or "local"
     by_mode = {"local": min(single, _LOCAL_TOTAL), "interactive": single, "server": config.num_sequences * single}
-    total = config.max_total_sequence_length or min(by_mode[mode], capacity)
+    # The pool has whole pages, one at least.
+    total = config.max_total_sequence_length or min(max(by_mode[mode], metadata.page_size), capacity)
     if config.max_single_sequence_length is not None and single > total:
         if config.max_total_sequence_length is not None:
             reason = "engine_config.max_total_sequence_length says; raise it"
+        elif total == addressable:
+            reason = "its kernels can address with 32 bits; use a model with a smaller KV cache"
         elif total == capacity:
             reason = "fit in the free memory; free some"
         else:
@@ -125,13 +140,26 @@ def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: 
     if config.max_total_sequence_length is not None:
         total_rule = "as configured"
     else:
-        total_rule = memory_rule if by_mode[mode] > capacity else mode_rule
+        address_rule = f"kernels address the KV pool with 32 bits: at most {addressable} tokens"
+        capacity_rule = address_rule if addressable < in_memory else memory_rule
+        total_rule = capacity_rule if by_mode[mode] > capacity else mode_rule
     if single > total:
         single_rule = f"max_total_sequence_length ({total_rule})"
     else:
         single_rule = "the model's context window" if config.max_single_sequence_length is None else "as configured"
     rules = {"max_single_sequence_length": single_rule, "max_total_sequence_length": total_rule}
     return Limits(min(single, total), total, -(-total // metadata.page_size), rules)
+
+
+def _addressable_tokens(token_elements: int, page_size: int) -> int:
+    """Tokens in the most whole pages that kernels can address."""
+    pages = _ADDRESSABLE_ELEMENTS // (token_elements * page_size)
+    if pages < 1:
+        raise ModelFormatError(
+            f"the model needs {token_elements} numbers a token in the KV cache, of which not even a page of "
+            f"{page_size} tokens can be addressed with 32 bits; it is too large for this version"
+        )
+    return pages * page_size
 
 
 def resolved_config(

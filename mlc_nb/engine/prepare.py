@@ -14,6 +14,7 @@ from mlc_nb.errors import BadRequestError
 from mlc_nb.protocol.chat import ChatCompletionRequest
 from mlc_nb.protocol.common import short_repr, validate
 from mlc_nb.protocol.completions import CompletionRequest
+from mlc_nb.protocol.refusals import shortened
 from mlc_nb.runtime.sampler import SamplingState
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def prepare_completion(
 def _check_model_name(request: GenerationFields, model_names: frozenset[str]) -> None:
     if request.model is not None and request.model not in model_names:
         raise BadRequestError(
-            f"Invalid request: model is {request.model!r}, but this engine's is "
+            f"Invalid request: model is {shortened(request.model)!r}, but this engine's is "
             f"{' or '.join(sorted(map(repr, model_names)))}: leave model out, or make an engine for the other model."
         )
 
@@ -168,7 +169,7 @@ def _checked_prompt(model: LoadedModel, token_ids: list[int] | tuple[int, ...], 
     if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
         index, token_id = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < model.vocab_size)
         raise BadRequestError(
-            f"Invalid request: {field}[{index}] is the token id {token_id}, but the vocabulary of "
+            f"Invalid request: {field}[{index}] is the token id {short_repr(token_id)}, but the vocabulary of "
             f"{model.model_id} has the ids 0 to {model.vocab_size - 1}."
         )
     return tuple(token_ids)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StepLoop", "aborted", "describe"]
 
+ABORTED = "it was aborted by abort(...), or its stream or engine was closed"
+
 
 class StepLoop:
     """The requests in flight, their pages, and what was measured of them.
@@ -88,7 +90,7 @@ class StepLoop:
             self._active[choice.sequence] = choice
             self._scheduler.add(choice.sequence)
 
-    def abort(self, active: ActiveRequest) -> None:
+    def abort(self, active: ActiveRequest, reason: str = ABORTED) -> None:
         """End a request whose reader has gone or wants no more; one that has ended stays as it is."""
         in_flight = any(choice.sequence in self._active for choice in active.choices)
         for choice in active.choices:
@@ -96,12 +98,12 @@ class StepLoop:
         self._on_end(active)
         if in_flight:
             self._metrics.aborted_requests += 1
-            self._courier.send([(active.outbox, aborted(active))])
+            self._courier.send([(active.outbox, aborted(active, reason))])
 
     def reset(self) -> None:
         """Abort all requests, empty the prefix cache and begin to count anew."""
         for choice in list(self._active.values()):
-            self.abort(choice.active)
+            self.abort(choice.active, "the engine was reset while the request ran")
         self._cache.clear()
         self._scheduler.reset_counts()
         self._metrics = replace(self._empty_metrics)
@@ -173,12 +175,13 @@ class StepLoop:
         return failure
 
 
-def aborted(active: ActiveRequest) -> RequestAborted:
-    """The error that the reader of an aborted request gets."""
-    return RequestAborted(f"Request {active.request.request_id} was aborted before it finished.")
+def aborted(active: ActiveRequest, reason: str) -> RequestAborted:
+    """The error that the reader of an aborted request gets; ``reason`` is a sentence without its full stop."""
+    return RequestAborted(f"Request {active.request.request_id} did not finish: {reason}.")
 
 
 def describe(error: BaseException | None) -> str:
-    """The type and the message of an error, as a sentence."""
+    """The message of an error, as a sentence; its type in front where it is none of our own."""
     text = str(error) or "no message"
-    return f"{type(error).__name__}: {text}" + ("" if text.endswith((".", "!", "?")) else ".")
+    kind = "" if isinstance(error, MLCError) else f"{type(error).__name__}: "
+    return kind + text + ("" if text.endswith((".", "!", "?")) else ".")

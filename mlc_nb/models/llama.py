@@ -91,7 +91,7 @@ class LlamaConfig:
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab_size=request.tensors["token_embd.weight"][1][0],
-            context_window_size=keys.count("context_length"),
+            context_window_size=keys.count("context_length", least=PAGE_SIZE),
             rms_norm_epsilon=keys.number("attention.layer_norm_rms_epsilon"),
             rope=RopeTable(dim=head_dim, base=keys.number("rope.freq_base", 10000.0), scale=scale, factors=factors),
         )

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from mlc_nb.protocol.common import StrictModel, UnicodeText, as_plain, not_supported_yet, refused, short_repr
+from mlc_nb.protocol.common import (
+    StrictModel,
+    TokenCount,
+    UnicodeText,
+    as_plain,
+    not_supported_yet,
+    refused,
+    short_repr,
+)
 from mlc_nb.protocol.responses import ResponseModel, Usage
 from mlc_nb.protocol.sampling import GenerationFields
 from mlc_nb.protocol.tools import PastToolCall, Tool, ToolCall, ToolCallDelta, ToolChoice, function_names
@@ -148,7 +156,7 @@ class ChatCompletionRequest(GenerationFields):
     messages: Annotated[list[ChatMessage], BeforeValidator(_as_plain_messages)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: TokenCount | None = None
     audio: Annotated[None, not_supported_yet()] = None
     function_call: Annotated[None, refused("is OpenAI's older form: use tool_choice", "none")] = None
     functions: Annotated[None, refused("is OpenAI's older form: use tools", [])] = None

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from mlc_nb.errors import BadRequestError
+from mlc_nb.protocol.refusals import as_bad_request, as_plain, short_repr
 
 __all__ = [
-    "FiniteFloat",
+    "MAX_INTEGER",
     "LogitBias",
     "Probability",
     "StopStrings",
     "StreamOptions",
     "StrictModel",
+    "TokenCount",
     "UnicodeText",
     "as_bad_request",
     "as_plain",
@@ -28,6 +27,8 @@ __all__ = [
 ]
 
 MAX_STOP_STRINGS = 16
+MAX_INTEGER = 2**31
+"""Of any number of tokens; no model has so many."""
 
 
 class StrictModel(BaseModel):
@@ -55,42 +56,9 @@ def validate(model_type: type[ModelT], fields: Mapping[str, Any], *, subject: st
     try:
         return model_type.model_validate(dict(fields))
     except ValidationError as error:
-        refusal = as_bad_request(error, model_type, subject=subject)
+        refusal = as_bad_request(error, model_type, fields, subject=subject)
     # Raised outside the handler: pydantic's own report of the same problems would only bury the sentence.
     raise refusal
-
-
-def as_bad_request(error: ValidationError, model_type: type[BaseModel], *, subject: str) -> BadRequestError:
-    """Say in one sentence what pydantic found wrong with the fields of ``model_type``."""
-    problems = [_problem(dict(detail), model_type) for detail in error.errors(include_url=False)]
-    return BadRequestError(f"Invalid {subject}: " + "; ".join(dict.fromkeys(problems)) + ".")
-
-
-def _problem(detail: dict[str, Any], model_type: type[BaseModel]) -> str:
-    place = ""
-    for part in detail["loc"]:
-        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    if detail["type"] == "missing":
-        return f"{place} is missing"
-    if detail["type"] == "extra_forbidden":
-        return _unknown_field(place, model_type if len(detail["loc"]) == 1 else None)
-    message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    if detail["type"] == "value_error":
-        return f"{place} {message}" if place else message
-    return f"{place} {message}, got {short_repr(detail['input'])}"
-
-
-def _unknown_field(place: str, model_type: type[BaseModel] | None) -> str:
-    close = difflib.get_close_matches(place, list(model_type.model_fields), n=3) if model_type else []
-    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-    return f"{place} is not a known field{hint}"
-
-
-def short_repr(value: object) -> str:
-    """Show a value and its type in a bounded number of characters; never fails."""
-    limited = reprlib.Repr()
-    limited.maxstring = limited.maxother = 60
-    return f"{limited.repr(value)} ({type(value).__name__})"
 
 
 def not_supported_yet(*neutral: object) -> BeforeValidator:
@@ -110,11 +78,6 @@ def refused(reason: str, *neutral: object) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def as_plain(value: object) -> object:
-    """Take a pydantic object, such as one of the ``openai`` package or of an earlier response, for its dict."""
-    return value.model_dump() if isinstance(value, BaseModel) else value
-
-
 def _check_unicode(text: str) -> str:
     try:
         text.encode()
@@ -125,7 +88,7 @@ def _check_unicode(text: str) -> str:
 
 UnicodeText = Annotated[str, AfterValidator(_check_unicode)]
 
-FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+TokenCount = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 
@@ -157,7 +120,7 @@ def _as_token_id(key: object) -> int:
     # JSON has string keys only, so OpenAI clients write the ids as strings.
     if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 9:
         return int(key)
-    if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
+    if isinstance(key, int) and not isinstance(key, bool) and 0 <= key <= MAX_INTEGER:
         return key
     raise ValueError(f"has the key {short_repr(key)}, which is not a token id")
 

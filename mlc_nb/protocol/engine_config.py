@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError
 
 from mlc_nb.errors import BadRequestError
-from mlc_nb.protocol.common import StrictModel, as_bad_request, not_supported_yet, short_repr
+from mlc_nb.protocol.common import MAX_INTEGER, StrictModel, TokenCount, as_bad_request, not_supported_yet, short_repr
+from mlc_nb.protocol.refusals import shortened
 
 __all__ = ["EngineConfig", "Mode", "ResolvedEngineConfig", "resolve_engine_config"]
 
@@ -55,11 +56,11 @@ class EngineConfig(StrictModel):
     mode: Mode | None = None
     kv_cache_page_size: Annotated[int, Field(ge=16, le=16)] = 16
     max_num_sequence: Annotated[int, Field(ge=1, le=256)] | None = None
-    max_total_sequence_length: Annotated[int, Field(ge=16)] | None = None
-    max_single_sequence_length: Annotated[int, Field(ge=2)] | None = None
-    prefill_chunk_size: Annotated[int, Field(ge=1)] | None = None
+    max_total_sequence_length: Annotated[int, Field(ge=16, le=MAX_INTEGER)] | None = None
+    max_single_sequence_length: Annotated[int, Field(ge=2, le=MAX_INTEGER)] | None = None
+    prefill_chunk_size: TokenCount | None = None
     prefix_cache_mode: Literal["radix", "disable"] = "radix"
-    prefix_cache_max_num_recycling_seqs: Annotated[int, Field(ge=-1)] | None = None
+    prefix_cache_max_num_recycling_seqs: Annotated[int, Field(ge=-1, le=MAX_INTEGER)] | None = None
     activation_dtype: Literal["auto", "float32", "int16", "int8"] = "auto"
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
 
@@ -89,7 +90,7 @@ class EngineConfig(StrictModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            refusal = as_bad_request(error, EngineConfig, subject="engine_config")
+            refusal = as_bad_request(error, EngineConfig, fields, subject="engine_config")
         else:
             return
         raise refusal
@@ -167,7 +168,8 @@ def resolve_engine_config(
             continue
         if not is_default and configured != argument:
             raise BadRequestError(
-                f"engine_config.{name} is {configured!r} but the engine's argument {name} is {argument!r}: "
+                f"engine_config.{name} is {shortened(configured)!r} but the engine's argument {name} is "
+                f"{shortened(str(argument))!r}: "
                 "give one of them, or the same value twice."
             )
         arguments[name] = configured

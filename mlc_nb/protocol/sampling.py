@@ -7,12 +7,13 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from mlc_nb.protocol.common import (
-    FiniteFloat,
+    MAX_INTEGER,
     LogitBias,
     Probability,
     StopStrings,
     StreamOptions,
     StrictModel,
+    TokenCount,
     as_plain,
     not_supported_yet,
 )
@@ -53,11 +54,11 @@ class GenerationFields(StrictModel):
     frequency_penalty, presence_penalty
         -2 to 2, default 0; they count generated tokens, not the prompt.
     repetition_penalty
-        Above 0, default 1: divides the positive and multiplies the negative logits of generated tokens.
+        0.01 to 100, default 1: divides the positive and multiplies the negative logits of generated tokens.
     logit_bias
         Token id to a number from -100 to 100 that is added to its logit.
     max_tokens
-        Most tokens in the answer; None goes on to the end of the context window.
+        Most tokens in the answer; None, or more than there is room for, goes on to the end of the context window.
     n
         How many answers to give, default 1; their seeds follow from ``seed``.
     seed
@@ -65,7 +66,7 @@ class GenerationFields(StrictModel):
     stop
         Up to 16 strings that end the answer at their first character.
     temperature
-        0 is greedy; default 1.
+        0 (or less than 1e-5) is greedy; at most 100, default 1.
     top_p, top_k, min_p
         Keep the smallest set of tokens with this probability mass; this many tokens (0 keeps all); the tokens with
         at least this share of the top probability. Defaults 1, 0 and 0.
@@ -78,17 +79,17 @@ class GenerationFields(StrictModel):
     model: str | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)] | None = None
     logit_bias: LogitBias = Field(default_factory=dict)
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: TokenCount | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopStrings = ()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[FiniteFloat, Field(ge=0.0)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
     top_p: Probability | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_INTEGER)] | None = None
     min_p: Probability | None = None
     user: str | None = None
     response_format: Annotated[ResponseFormat, BeforeValidator(as_plain)] | None = None

@@ -152,6 +152,9 @@ def _release(mapping: mmap.mmap) -> None:
 
 def _map_file(path: Path) -> mmap.mmap:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # To open a pipe waits for its other end.
+            raise ModelFormatError(f"{path} is a device, a pipe or a socket, not a GGUF file. Name a .gguf file.")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             if size < _HEADER_BYTES:

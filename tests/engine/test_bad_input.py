@@ -13,7 +13,8 @@ import pytest
 
 from mlc_nb.engine.async_engine import AsyncMLCEngine
 from mlc_nb.engine.engine import MLCEngine
-from mlc_nb.errors import BadRequestError, MLCError
+from mlc_nb.errors import BadRequestError, MLCError, RequestAborted
+from mlc_nb.protocol.common import short_repr
 from tests.engine.scripted import VOCAB_SIZE, answering
 
 Serve = Callable[..., None]
@@ -46,7 +47,18 @@ SHARED_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": float("nan")}, "temperature"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_k": -1}, "top_k"),
-    ({"repetition_penalty": 0}, "repetition_penalty"),
+    *(({"repetition_penalty": x}, "repetition_penalty should be") for x in (0, 1e-300, 1e-45, 1e39, 1e300)),
+    ({"temperature": 1e39}, "temperature should be"),
+    ({"max_tokens": 10**23}, "max_tokens should be less than or equal to 2147483648"),
+    ({"max_tokens": 10**5000}, "max_tokens should be .*number of 16610 bits"),
+    ({"top_k": 10**5000}, "top_k should be"),
+    ({"logit_bias": {10**5000: 1}}, "not a token id"),
+    ({"model": "m" * 100_000}, r"model is 'm+\.\.\.m+', but this engine's is"),
+    ({"extra_body": {"x" * 100_000: 1}}, r"x\.\.\.x+ is not a known field"),
+    (
+        {"response_format": {"type": "json_object", "schema": 5}},
+        r"request: response_format.schema should be a valid string or a valid dictionary, got 5 \(int\)\.$",
+    ),
     ({"seed": 2**64}, "seed"),
     ({"logit_bias": {VOCAB_SIZE: 1}}, f"logit_bias names the token id {VOCAB_SIZE}"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
@@ -91,6 +103,11 @@ CHAT_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    (
+        tool({}) | {"tool_choice": {"type": "function"}},
+        "request: tool_choice.function is missing.$",
+    ),
+    ({"metadata": {5: "a"}}, r"metadata\[5\] \(the key\) should be a valid string"),
     (tool({"type": "object"}), "tools cannot be used with scripted"),
     (tool("x"), r"tools\[0\].function.parameters"),
 ]
@@ -102,7 +119,8 @@ COMPLETION_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [1, 2**70]}, r"prompt\[1\] is the token id"),
     ({"prompt": [1] * 3_000_000}, "prompt has 3000000 tokens"),
     ({"prompt": "ab " * 2_000_000}, "6000000 characters"),
-    ({"prompt": "\udfff"}, "lone surrogate"),
+    ({"prompt": "\udfff"}, "request: prompt holds a lone surrogate at character 0, which no UTF-8 text can hold.$"),
+    ({"prompt": [10**5000]}, r"prompt\[0\] is the token id <number"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"logprobs": 6}, "logprobs"),
     ({"best_of": 1, "n": 2}, "best_of"),
@@ -134,7 +152,7 @@ def both(fields: dict[str, Any], kind: str) -> list[str]:
 
 
 def short(value: object) -> str:
-    return repr(value)[:60]
+    return short_repr(value)[:60]
 
 
 @pytest.mark.parametrize(("fields", "message"), SHARED_ROWS + CHAT_ROWS, ids=short)
@@ -242,6 +260,56 @@ def test_an_unknown_mode(serve: Serve) -> None:
     for engine_type in (MLCEngine, AsyncMLCEngine):
         with pytest.raises(BadRequestError, match="mode must be one of local, interactive, server"):
             engine_type("scripted", mode="turbo")
+
+
+@pytest.mark.parametrize("engine_type", [MLCEngine, AsyncMLCEngine])
+def test_names_that_nothing_can_have(serve: Serve, engine_type: type[MLCEngine]) -> None:
+    serve(answering(ANSWER))
+    for name in ("a\0b", "a\ud800"):
+        rows: list[dict[str, Any]] = [{"model": name}, {"model_lib": name}, {"engine_config": {"model": name}}]
+        for arguments in rows:
+            with pytest.raises(BadRequestError, match=r"model.* holds a NUL character or a lone surrogate"):
+                engine_type(**arguments)
+    unknown: dict[str, Any] = {"foo": 1}
+    with pytest.raises(TypeError, match=rf"^{engine_type.__name__}\.__init__.* 'foo'"):
+        engine_type("scripted", **unknown)
+
+
+def test_the_extremes_that_are_taken_warn_of_nothing(serve: Serve) -> None:
+    serve(answering(ANSWER))
+    with MLCEngine("scripted") as engine:
+        extremes: list[dict[str, Any]] = [
+            {"temperature": 5e-324},
+            {"temperature": 1e-5},
+            {"temperature": 100.0},
+            {"repetition_penalty": 0.01, "frequency_penalty": 2.0},
+            {"repetition_penalty": 100.0, "presence_penalty": -2.0},
+            {"top_p": 5e-324, "min_p": 5e-324},
+            {"logit_bias": {1: 5e-324, 2: -100, 3: 100.0}},
+            {"max_tokens": 2**31, "top_k": 2**31},
+        ]
+        for extreme in extremes:
+            answer = engine.chat.completions.create(messages=HI, seed=1, **extreme)
+            assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+def test_an_unfinished_request_says_why(serve: Serve) -> None:
+    serve(answering(ANSWER), step_seconds=0.01)
+
+    def ended_by(end: Callable[[MLCEngine], None]) -> str:
+        engine = MLCEngine("scripted")
+        stream = engine.chat.completions.create(messages=HI, stream=True, request_id="mine")
+        next(stream)
+        end(engine)
+        with pytest.raises(RequestAborted) as refusal:
+            list(stream)
+        return str(refusal.value)
+
+    assert "did not finish: it was aborted by abort" in ended_by(lambda engine: engine.abort("mine"))
+    assert "the engine was reset" in ended_by(MLCEngine.reset)
+    assert ended_by(MLCEngine.terminate) == (
+        "Request mine did not finish: the engine was terminated (or its model unloaded) while the request ran."
+    )
 
 
 def test_a_request_id_in_flight_is_refused_and_the_first_goes_on(serve: Serve) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlc_nb.engine import limits
-from mlc_nb.engine.limits import free_memory, resolve_limits
+from mlc_nb.engine.engine import MLCEngine
+from mlc_nb.engine.limits import free_memory, resolve_limits, resolved_config
 from mlc_nb.errors import BadRequestError, OutOfMemoryError
 from mlc_nb.protocol.engine_config import EngineConfig
 from mlc_nb.weights.plan import LibraryMetadata, PackedWeight, RopeTable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 WORKSPACE = 128 * MIB
+ADDRESSABLE = (2**31 - 1) // (16 * 2 * 4 * 16 * 64) * 16
 
 
 def metadata(context: int, *, kv_dtype: str = "float16", rows: int = 4096) -> LibraryMetadata:
@@ -61,6 +63,7 @@ def free_for(tokens: int, *, token_bytes: int = 16384) -> int:
         ({"mode": "interactive"}, 32768, 100_000, 32768, 32768),
         ({"mode": "interactive"}, 32768, 20_000, 20_000, 20_000),
         ({"mode": "server"}, 4096, 1_000_000, 4096, 32 * 4096),
+        ({"mode": "server"}, 32768, 1_000_000, 32768, ADDRESSABLE),
         ({"mode": "server", "max_num_sequence": 3}, 4096, 1_000_000, 4096, 3 * 4096),
         ({"mode": "server"}, 4096, 9000, 4096, 9000),
         ({"mode": "server"}, 4096, 3000, 3000, 3000),
@@ -96,7 +99,8 @@ def test_limits_are_always_sound(
     config = EngineConfig(
         mode=mode, max_total_sequence_length=total, max_single_sequence_length=single, max_num_sequence=sequences
     )
-    capacity = max(0, int(free * 0.85) - WORKSPACE - 16 * MIB) // 16384
+    in_memory = max(0, int(free * 0.85) - WORKSPACE - 16 * MIB) // 16384
+    capacity = min(in_memory, ADDRESSABLE)
     try:
         found = resolve_limits(metadata(context), config, free)
     except (OutOfMemoryError, BadRequestError) as error:
@@ -104,7 +108,10 @@ def test_limits_are_always_sound(
     else:
         refusal = None
     if isinstance(refusal, OutOfMemoryError):
-        assert capacity < (total or 16)
+        assert in_memory < (total or 16)
+    elif refusal is not None and total is not None and total > ADDRESSABLE:
+        assert single is None or single <= context
+        assert f"holds at most {ADDRESSABLE} tokens" in str(refusal)
     elif refusal is not None:
         by_mode = 8192 if mode in (None, "local") else capacity
         assert single is not None
@@ -112,6 +119,7 @@ def test_limits_are_always_sound(
     if refusal is not None:
         return
     assert capacity >= (total or 16)
+    assert found.pages * 16 <= ADDRESSABLE
     assert 1 <= found.single_sequence <= context
     assert found.single_sequence <= found.pages * 16 <= capacity + 16
     if single is not None:
@@ -142,12 +150,45 @@ def test_the_local_mode_says_that_it_bound_a_length() -> None:
         resolve_limits(metadata(32768), EngineConfig(max_single_sequence_length=10_000), free_for(10**6))
 
 
+def test_the_pool_has_fewer_elements_than_kernels_can_address() -> None:
+    found = resolve_limits(metadata(32768), EngineConfig(mode="server"), free_for(10**6))
+    assert found.total == ADDRESSABLE == 262_128
+    rule = "kernels address the KV pool with 32 bits: at most 262128 tokens"
+    assert found.rules["max_total_sequence_length"] == rule
+    assert found.rules["max_single_sequence_length"] == "the model's context window"
+    with pytest.raises(BadRequestError, match=r"max_total_sequence_length is 262129, .* at most 262128 tokens"):
+        resolve_limits(metadata(32768), EngineConfig(max_total_sequence_length=262_129), free_for(10**6))
+
+
+@pytest.mark.parametrize("config", [{}, {"max_single_sequence_length": 2}])
+def test_the_pool_has_a_page_however_short_the_sequences_are(config: dict[str, Any]) -> None:
+    found = resolve_limits(metadata(8), EngineConfig(**config), free_for(1000))
+    assert (found.total, found.pages) == (16, 1)
+    resolved = resolved_config(EngineConfig(**config), found, activation_dtype="int8", num_threads=1)
+    assert resolved.max_single_sequence_length == found.single_sequence == config.get("max_single_sequence_length", 8)
+
+
+def test_too_little_memory_blames_no_setting_that_was_not_given() -> None:
+    with pytest.raises(OutOfMemoryError) as refusal:
+        resolve_limits(metadata(4096), EngineConfig(), 100 * MIB)
+    assert "engine_config" not in str(refusal.value)
+
+
 def test_too_little_memory_names_all_sizes() -> None:
     with pytest.raises(
         OutOfMemoryError,
         match=r"16 MiB for its weights, 128 MiB to .* 15\.6 MiB for a KV cache of 1000 tokens; 100 MiB are free",
     ):
         resolve_limits(metadata(4096), EngineConfig(max_total_sequence_length=1000), 100 * MIB)
+
+
+def test_the_server_mode_of_the_default_model_answers(smollm2_path: Path) -> None:
+    with MLCEngine(smollm2_path, mode="server") as engine:
+        assert engine.config.max_total_sequence_length is not None
+        assert engine.config.max_total_sequence_length <= 186_400  # 30 layers, 3 KV heads of 64
+        answer = engine.completions.create(prompt="Once upon a time", max_tokens=4, temperature=0)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
 
 
 # -- the memory that is free

@@ -71,6 +71,7 @@ REFUSALS: list[tuple[Callable[[dict[str, Any], dict[str, Any]], None], str]] = [
     (metadata(attention__layer_norm_rms_epsilon=-1e-5), r"rms_epsilon is -1e-05; it must be a positive number"),
     (metadata(block_count=0), r"llama.block_count is 0"),
     (metadata(context_length=0), r"llama.context_length is 0"),
+    (metadata(context_length=1), r"llama.context_length is 1; it must be a whole number from 16"),
     (metadata(feed_forward_length=0), r"llama.feed_forward_length is 0"),
     (metadata(embedding_length=0), r"llama.embedding_length is 0"),
     (metadata(block_count=3), r"no tensor 'blk.2.attn_norm.weight'"),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mlc_nb.errors import BadRequestError, ModelFormatError, ModelNotFoundError
 from mlc_nb.weights.cache import cache_root
+from mlc_nb.weights.gguf_file import GGUFFile
 from mlc_nb.weights.source import ALIASES, DEFAULT_MODEL, ModelSource, resolve_model
 
 if TYPE_CHECKING:
@@ -93,6 +95,23 @@ def test_wrong_types_are_named(model: Any) -> None:
 def test_a_missing_path_object(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="There is no file or folder"):
         resolve_model(tmp_path / "missing.gguf")
+
+
+@pytest.mark.timeout(10)
+def test_pipes_and_devices_are_refused_unopened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.gguf")
+    for name in (str(tmp_path / "f.gguf"), "/dev/zero"):
+        with pytest.raises(ModelFormatError, match="is a device, a pipe or a socket"):
+            resolve_model(name)
+        with pytest.raises(ModelFormatError, match="is a device, a pipe or a socket"):
+            GGUFFile.open(name)
+
+
+@pytest.mark.parametrize("name", ["{}", "./{}", "HF://{}", "PYPI://{}", "PYPI://{}==1/a.gguf", "PYPI://a==1/../{}"])
+def test_long_names_are_shortened(name: str) -> None:
+    with pytest.raises(ModelNotFoundError) as refusal:
+        resolve_model(name.format("x y" * 30_000))
+    assert len(str(refusal.value)) < 1000
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
