@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["byte_bar", "working"]
 
 _SECONDS_BETWEEN_UPDATES = 0.25
-_SECONDS_BEFORE_SHOWING = 0.7
+_SECONDS_BEFORE_SHOWING = 2.0
 
 
 @contextlib.contextmanager

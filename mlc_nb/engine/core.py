@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mlc_nb.engine.courier import Courier
 from mlc_nb.engine.generation import ActiveRequest, GenerationRequest
+from mlc_nb.engine.holders import Holders
 from mlc_nb.engine.step_loop import StepLoop, aborted, describe
 from mlc_nb.engine.stream import WAIT_SECONDS, RequestStream
 from mlc_nb.engine.token_bytes import TokenBytes
@@ -56,6 +57,7 @@ class EngineCore:
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self.config: EngineConfig = model.config or config
+        self.holders = Holders()
         self._rules = model.config.rules if model.config is not None else {}
         self.state: EngineState = "starting"
         self._model: LoadedModel | None = model
@@ -245,6 +247,8 @@ class EngineCore:
             self._started.set()
             if runner is not None:
                 _close(runner)
+            if hasattr(self, "_loop"):
+                self._loop.let_go()
 
     def _read_inbox(self) -> None:
         """Handle all messages; wait for one where there is nothing else to do."""

@@ -61,6 +61,10 @@ class StepLoop:
         )
         self._metrics = replace(self._empty_metrics)
 
+    def let_go(self) -> None:
+        """Drop the runner, whose owner closes it: metrics outlive it, and no step follows."""
+        del self._runner
+
     @property
     def capacity(self) -> int:
         """Tokens that the KV pages hold."""
