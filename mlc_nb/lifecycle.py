@@ -1,12 +1,15 @@
 """Every way this process can end on its own terms leads to one place: whatever still runs is terminated, within 2 s.
 
-Normal exit, ``sys.exit``, an uncaught exception and Ctrl-C arrive through `atexit`; SIGTERM through a handler that
-keeps what was there before, exit status included. A notebook kernel adds its own shutdown (`notebook/kernel_end.py`).
+Normal exit, ``sys.exit``, an uncaught exception and Ctrl-C arrive as soon as the main thread ends, before Python waits
+for the threads that are no daemons (they may be reading a stream), and at the latest through `atexit`; SIGTERM through
+a handler that keeps what was there before, exit status included. A notebook kernel adds its own shutdown
+(`notebook/kernel_end.py`).
 """
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - registers its own end first, see the bottom
 import contextlib
 import os
 import queue
@@ -52,10 +55,12 @@ class _Ending:
         self._orders: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._running = False
+        self._anything_new = False
 
     def add(self, terminate: Callable[[float], None]) -> None:
         if terminate not in self._terminators:
             self._terminators.append(terminate)
+        self._anything_new = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mlc_nb-ending", daemon=True)
             self._thread.start()
@@ -69,6 +74,12 @@ class _Ending:
         self._orders.put(done)
         done.wait(GRACE_S)
         self._running = False
+
+    def run_if_new(self) -> None:
+        """Run unless nothing was added since this was last called."""
+        if self._anything_new:
+            self._anything_new = False
+            self.run()
 
     def _serve(self) -> None:
         while True:
@@ -85,19 +96,35 @@ _Handler = Any  # what signal.getsignal returns: a callable, SIG_DFL, SIG_IGN or
 _before: _Handler = None
 
 
+def _at_end_of_main_thread() -> None:
+    # Python waits for other threads next. One may have nothing to do with us and last, so Ctrl-C works again then.
+    found: _Handler = None
+    if threading.current_thread() is threading.main_thread():
+        found = signal.getsignal(signal.SIGINT)
+    if found is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.excepthook = _quiet_for_ended_engines(threading.excepthook)
+    try:
+        _ending.run_if_new()
+    finally:
+        if found is not None:
+            signal.signal(signal.SIGINT, found)
+
+
 def _at_exit() -> None:
     if threading.current_thread() is threading.main_thread():
         # The process is ending already; a second Ctrl-C would only print a traceback.
         with contextlib.suppress(ValueError, OSError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.excepthook = _quiet_for_ended_engines(threading.excepthook)
-    _ending.run()
+    _ending.run_if_new()
 
 
 def _quiet_for_ended_engines(report: Callable[[threading.ExceptHookArgs], object]) -> Callable[..., object]:
-    # Only daemon threads are left by now. That their answers end with the process is not worth a traceback.
+    # That the answers of daemon threads end with the process is not worth a traceback.
     def report_others(details: threading.ExceptHookArgs) -> None:
-        if not issubclass(details.exc_type, (RequestAborted, EngineTerminatedError)):
+        daemon = details.thread is None or details.thread.daemon
+        if not daemon or not issubclass(details.exc_type, (RequestAborted, EngineTerminatedError)):
             report(details)
 
     return report_others
@@ -131,5 +158,10 @@ def _forget() -> None:
 
 
 atexit.register(_at_exit)
+# The last registered is called first: before the one of executors, which waits for their threads.
+_register_before_join: Callable[[Callable[[], None]], object] | None = getattr(threading, "_register_atexit", None)
+if _register_before_join is not None:
+    with contextlib.suppress(RuntimeError):  # the process is ending already
+        _register_before_join(_at_end_of_main_thread)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)

@@ -90,6 +90,8 @@ class _Entry:
     @property
     def state(self) -> State:
         if self.core is not None:
+            if self.core.holders.ended:
+                return "terminated"
             return "loading" if self.core.state == "starting" else self.core.state
         return "terminated" if self.cancelled else "failed" if self.error is not None else "loading"
 

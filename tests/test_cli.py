@@ -180,3 +180,19 @@ def test_the_doctor_says_what_is_well_and_what_is_not(tmp_path: Path) -> None:
     assert ill.returncode == 1
     assert re.search(r"^FAIL  cache", ill.stdout, re.MULTILINE)
     assert "1 of" in ill.stdout
+    listed = run("cache", "list", home=tmp_path / "file")
+    assert (listed.returncode, "is not a folder" in listed.stderr) == (1, True)
+
+
+def test_a_complete_cache_that_cannot_be_written_is_a_warning(
+    warm_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlc_nb.cli import doctor
+
+    def refuse(**_options: object) -> None:
+        raise PermissionError("read-only")
+
+    del warm_model
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)  # the tests may run as root, who may write anywhere
+    assert doctor.examine() == 0
+    assert re.search(r"^warn  cache .*read-only", capsys.readouterr().out, re.MULTILINE)

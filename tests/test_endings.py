@@ -78,6 +78,23 @@ def test_a_script_that_forgets_to_terminate_ends_by_itself(
     assert seconds < 2.0
 
 
+def test_threads_that_python_waits_for_get_the_end_of_their_streams(warm_model: Path) -> None:
+    del warm_model
+    body = """
+    def read():
+        try:
+            list(stream)
+        except mlc_nb.RequestAborted:
+            print("aborted", file=sys.stderr)
+    import mlc_nb
+    threading.Thread(target=read).start()
+    sys.exit(3)
+    """
+    code, errors, seconds = end(body)
+    assert (code, errors) == (3, "aborted\n")
+    assert seconds < 2.0
+
+
 LOADING = """
 import sys, threading, time
 import mlc_nb

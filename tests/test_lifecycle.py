@@ -52,6 +52,21 @@ def test_exit_terminates_once_and_keeps_the_code(body: str, code: int) -> None:
     assert seconds < 2
 
 
+def test_terminate_comes_before_python_waits_for_threads() -> None:
+    body = """
+    import concurrent.futures
+    ended = threading.Event()
+    lifecycle.at_end(lambda seconds: ended.set())
+    threading.Thread(target=ended.wait, args=(15,)).start()
+    concurrent.futures.ThreadPoolExecutor().submit(ended.wait, 15)
+    print('ready', flush=True)
+    sys.exit(3)
+    """
+    returncode, output, errors, seconds = run_script(body)
+    assert (returncode, output, errors) == (3, "terminated\n", "")
+    assert seconds < 2
+
+
 def test_sigterm_terminates_and_still_kills() -> None:
     returncode, output, errors, seconds = run_script("print('ready', flush=True); time.sleep(30)", send=signal.SIGTERM)
     assert (returncode, output, errors) == (-signal.SIGTERM, "terminated\n", "")

@@ -17,6 +17,10 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(mlc_nb)
 
 
+def test_dir_shows_public_names_only() -> None:
+    assert dir(mlc_nb) == sorted(mlc_nb.__all__)
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
         mlc_nb.Engine  # noqa: B018 - the access is the test

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import threading
 import time
@@ -13,7 +15,7 @@ import pytest
 import mlc_nb
 from mlc_nb import MLCEngine, registry
 from mlc_nb.engine.core import EngineCore
-from mlc_nb.errors import BadRequestError, EngineTerminatedError, ModelFormatError, ModelNotFoundError
+from mlc_nb.errors import BadRequestError, EngineTerminatedError, ModelFormatError, ModelNotFoundError, RequestAborted
 from tests.engine.scripted import ScriptedRunner, make_model
 
 if TYPE_CHECKING:
@@ -175,6 +177,63 @@ def test_what_a_notebook_still_refers_to_keeps_nothing_alive(loader: Loader) -> 
     assert runner() is None
     assert stream is not None
     assert model is not None
+
+
+def test_the_end_of_a_block_releases_one_handle(loader: Loader) -> None:
+    other = mlc_nb.AsyncMLCEngine()
+    with MLCEngine() as engine:
+        stream = engine.chat.completions.create(messages=HELLO, stream=True, max_tokens=1000)
+        next(stream)
+    with pytest.raises(RequestAborted):
+        list(stream)
+    for call in (lambda: engine.chat.completions.create(messages=HELLO), engine.metrics, lambda: engine.abort("x")):
+        with pytest.raises(EngineTerminatedError, match="released"):
+            call()  # type: ignore[no-untyped-call]
+    engine.terminate()
+    engine.__exit__(None, None, None)
+
+    async def use() -> None:
+        async with other:
+            answer = await other.chat.completions.create(messages=HELLO, max_tokens=2)
+            assert answer.usage.completion_tokens == 2
+
+    asyncio.run(use())
+    assert loader.runners[0].closed
+    assert mlc_nb.engines() == []
+
+
+@pytest.mark.parametrize("last", ["handle", "stream"])
+def test_a_released_core_ends_when_the_last_user_is_collected(loader: Loader, last: str) -> None:
+    user: object = MLCEngine()
+    if last == "stream":
+        user = user.chat.completions.create(messages=HELLO, stream=True)  # type: ignore[attr-defined]
+    with MLCEngine() as engine:
+        pass
+    assert not loader.runners[0].closed
+    assert [row.state for row in mlc_nb.engines()] == ["ready"]
+    del user
+    gc.collect()
+    deadline = time.monotonic() + 2
+    while not loader.runners[0].closed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert mlc_nb.engines() == []
+    assert mlc_nb.get_engine().core is not engine._core
+    with MLCEngine():
+        pass
+    assert loader.runners[1].closed
+
+
+def test_blocks_in_many_threads_never_meet_an_ending_core(loader: Loader) -> None:
+    def use() -> int:
+        used = 0
+        for _ in range(5):
+            with MLCEngine() as engine:
+                used += engine.completions.create(prompt="a", max_tokens=1).usage.completion_tokens
+        return used
+
+    assert in_threads(4, use) == [5] * 4
+    assert all(runner.closed for runner in loader.runners)
 
 
 def test_unload_names_what_it_can_unload(loader: Loader) -> None:

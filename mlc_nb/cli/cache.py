@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlc_nb.errors import ModelNotFoundError
+from mlc_nb.errors import MLCError, ModelNotFoundError
 from mlc_nb.library import library_root
 from mlc_nb.weights.cache import cache_root, disk_errors, exclusive, read_manifest
 from mlc_nb.weights.source import ALIASES
@@ -60,7 +60,16 @@ def cached_libraries() -> list[Path]:
 
 
 def list_cache() -> int:
-    """Print what is cached."""
+    """Print what is cached.
+
+    Raises
+    ------
+    MLCError
+        There is no folder where the cache should be.
+    """
+    root = cache_root()
+    if root.exists() and not root.is_dir():
+        raise MLCError(f"The cache {root} is not a folder: remove the file, or set MLC_NB_HOME to a folder.")
     models, libraries = cached_models(), cached_libraries()
     print(f"cache: {cache_root()}")
     for model in models:

@@ -39,6 +39,8 @@ def examine() -> int:
     for name, check in checks:
         try:
             mark, found = "ok  ", check()
+        except _CautionError as warning:
+            mark, found = "warn", str(warning)
         except Exception as error:  # whatever it is, it is what the user came to learn
             mark, found = "FAIL", str(error) if isinstance(error, MLCError) else f"{type(error).__name__}: {error}"
             failures += 1
@@ -93,16 +95,28 @@ def _native_runtime() -> str:
     return "loads"
 
 
+class _CautionError(MLCError):
+    """Something that is worth knowing and keeps no model from running."""
+
+
 def _cache() -> str:
     from mlc_nb.cli.cache import cached_libraries, cached_models
     from mlc_nb.weights.cache import cache_root, disk_errors
 
     root = cache_root()
-    with disk_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=root).close()
-        free = shutil.disk_usage(root).free
     models, libraries = len(cached_models()), len(cached_libraries())
+    try:
+        with disk_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=root).close()
+            free = shutil.disk_usage(root).free
+    except MLCError:
+        if not (models and libraries):
+            raise
+        raise _CautionError(
+            f"{root} is read-only; what is in it can run (models: {models}, compiled libraries: {libraries}), but "
+            "nothing can be added. Set MLC_NB_HOME to a writable folder for more."
+        ) from None
     return f"{root} is writable, {free / 1e9:.1f} GB free; models: {models}, compiled libraries: {libraries}"
 
 

@@ -28,7 +28,8 @@ class AsyncMLCEngine(EngineHandle):
     """Runs a language model in this process, for callers in any event loop, also in several at once.
 
     The constructor and `terminate` wait as those of `MLCEngine` do; a core that another engine of the same model and
-    configuration has loaded is shared. A cancelled task aborts its request.
+    configuration has loaded is shared. A cancelled task aborts its request. The end of an ``async with`` block releases
+    this engine alone (the model stays while others use it); `terminate` and `mlc_nb.unload` end it for everyone.
 
     Parameters
     ----------
@@ -93,16 +94,16 @@ class AsyncMLCEngine(EngineHandle):
 
     async def abort(self, request_id: str) -> None:
         """End a request; its reader gets RequestAborted. Does nothing where no such request is in flight."""
-        _ = self._core.model  # a terminated engine says so
-        self._core.abort(request_id)
+        _ = self.core.model  # a terminated engine says so
+        self.core.abort(request_id)
 
     async def metrics(self) -> EngineMetrics:
         """Return counts and times since the engine was made or reset."""
-        return self._core.metrics()
+        return self.core.metrics()
 
     async def reset(self) -> None:
         """Abort all requests in flight and set the metrics to zero."""
-        await asyncio.to_thread(self._core.reset)
+        await asyncio.to_thread(self.core.reset)
 
     async def __aenter__(self) -> AsyncMLCEngine:
         return self
@@ -110,7 +111,7 @@ class AsyncMLCEngine(EngineHandle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.terminate()
+        self._release()
 
 
 async def _off_loop(
@@ -185,9 +186,9 @@ class AsyncChatCompletions:
         """
         request = self._engine._check_chat({"stream": stream, **fields}, extra_body)
         prepared = await _off_loop(self._engine._prepare_chat, request, request_id)
-        deltas, responder = self._engine.core.submit(prepared.generation), prepared.responder
+        deltas, responder = self._engine._submit(prepared.generation), prepared.responder
         if stream:
-            return AsyncChunkStream(deltas, responder)
+            return AsyncChunkStream(self._engine, deltas, responder)
         return responder.response([delta async for delta in deltas])
 
 
@@ -231,7 +232,7 @@ class AsyncCompletions:
         """
         request = self._engine._check_completion({"stream": stream, **fields}, extra_body)
         prepared = await _off_loop(self._engine._prepare_completion, request, request_id)
-        deltas, responder = self._engine.core.submit(prepared.generation), prepared.responder
+        deltas, responder = self._engine._submit(prepared.generation), prepared.responder
         if stream:
-            return AsyncChunkStream(deltas, responder)
+            return AsyncChunkStream(self._engine, deltas, responder)
         return responder.response([delta async for delta in deltas])

@@ -23,7 +23,8 @@ class MLCEngine(EngineHandle):
     """Runs a language model in this process.
 
     Several threads may use it at once; their requests run together. Engines of the same model and configuration share
-    the weights and the engine thread, so making one again costs nothing.
+    the weights and the engine thread, so making one again costs nothing. The end of a ``with`` block releases this
+    engine alone (the model stays while others use it); `terminate` and `mlc_nb.unload` end it for everyone.
 
     Parameters
     ----------
@@ -87,16 +88,16 @@ class MLCEngine(EngineHandle):
 
     def abort(self, request_id: str) -> None:
         """End a request; its reader gets RequestAborted. Does nothing where no such request is in flight."""
-        _ = self._core.model  # a terminated engine says so
-        self._core.abort(request_id)
+        _ = self.core.model  # a terminated engine says so
+        self.core.abort(request_id)
 
     def metrics(self) -> EngineMetrics:
         """Return counts and times since the engine was made or reset."""
-        return self._core.metrics()
+        return self.core.metrics()
 
     def reset(self) -> None:
         """Abort all requests in flight and set the metrics to zero."""
-        self._core.reset()
+        self.core.reset()
 
     def __enter__(self) -> MLCEngine:
         return self
@@ -104,7 +105,7 @@ class MLCEngine(EngineHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.terminate()
+        self._release()
 
 
 class Chat:
@@ -170,9 +171,9 @@ class ChatCompletions:
         """
         request = self._engine._check_chat({"stream": stream, **fields}, extra_body)
         prepared = self._engine._prepare_chat(request, request_id)
-        deltas, responder = self._engine.core.submit(prepared.generation), prepared.responder
+        deltas, responder = self._engine._submit(prepared.generation), prepared.responder
         if stream:
-            return ChunkStream(deltas, responder)
+            return ChunkStream(self._engine, deltas, responder)
         return responder.response(list(deltas))
 
 
@@ -216,7 +217,7 @@ class Completions:
         """
         request = self._engine._check_completion({"stream": stream, **fields}, extra_body)
         prepared = self._engine._prepare_completion(request, request_id)
-        deltas, responder = self._engine.core.submit(prepared.generation), prepared.responder
+        deltas, responder = self._engine._submit(prepared.generation), prepared.responder
         if stream:
-            return ChunkStream(deltas, responder)
+            return ChunkStream(self._engine, deltas, responder)
         return responder.response(list(deltas))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,7 +12,7 @@ from mlc_nb.engine import prepare
 from mlc_nb.engine.provider import acquire_core
 from mlc_nb.engine.responses import ChatResponder, CompletionResponder, Responder
 from mlc_nb.engine.tool_use import plan_tool_use
-from mlc_nb.errors import BadRequestError
+from mlc_nb.errors import BadRequestError, EngineTerminatedError
 from mlc_nb.protocol.common import short_repr
 from mlc_nb.protocol.engine_config import EngineConfig, resolve_engine_config
 
@@ -72,11 +73,27 @@ class EngineHandle:
         self.model: str = config.model
         self.device = device
         self._core = acquire_core(config.model, device, config.model_lib, config)
+        while not self._core.holders.add():  # its last handle has gone in the meantime
+            self._core = acquire_core(config.model, device, config.model_lib, config)
+        self._release_lock = threading.Lock()
+        self._released = False
+        self._process_id = os.getpid()
+        self._streams: weakref.WeakSet[RequestStream] = weakref.WeakSet()
+        self._dropped = weakref.finalize(self, _drop, self._core, self._process_id)
+        self._dropped.atexit = False
         self._model_names = frozenset({config.model, self._core.model.model_id})
 
     @property
     def core(self) -> EngineCore:
-        """The engine core, which other handles may share."""
+        """The engine core, which other handles may share.
+
+        Raises
+        ------
+        EngineTerminatedError
+            This handle was released.
+        """
+        if self._released:
+            raise EngineTerminatedError("This engine was released at the end of its `with` block: make a new engine.")
         return self._core
 
     @property
@@ -84,38 +101,64 @@ class EngineHandle:
         """The configuration that the core runs with."""
         return self._core.config
 
+    def _submit(self, generation: GenerationRequest) -> RequestStream:
+        stream = self.core.submit(generation)
+        with self._release_lock:
+            self._streams.add(stream)
+            if self._released:  # by another thread, a moment ago
+                stream.abort()
+        return stream
+
+    def _release(self) -> None:
+        """Abort the requests of this handle and let go of the core, which ends unless other handles use it."""
+        with self._release_lock:
+            if self._released:
+                return
+            self._released = True
+            streams = list(self._streams)
+        self._dropped.detach()
+        if os.getpid() != self._process_id:  # a fork owns nothing of its parent's
+            return
+        if self._core.holders.remove(released=True):
+            self._core.terminate()
+            return
+        for stream in streams:
+            stream.abort()
+
     def terminate(self) -> None:
         """Abort all requests in flight, release the model's memory and end the engine thread, within 2 s.
 
         Every later call raises EngineTerminatedError, but for `terminate`, which does nothing. Engines that share the
-        core (the same model and configuration in one process) end with it.
+        core (the same model and configuration in one process) end with it; the end of a ``with`` block releases this
+        one alone.
         """
-        self._core.terminate()
+        if not self._released:
+            self._core.terminate()
 
     def _check_chat(self, fields: dict[str, Any], extra_body: object) -> ChatCompletionRequest:
-        _ = self._core.model  # a terminated engine says so
+        _ = self.core.model  # a terminated engine says so
         return prepare.chat_request(prepare.request_fields(fields, extra_body), self._model_names)
 
     def _prepare_chat(
         self, request: ChatCompletionRequest, request_id: object
     ) -> PreparedRequest[ChatCompletionChunk, ChatCompletionResponse]:
         """Render, encode and compile; from any thread."""
-        model = self._core.model
+        model = self.core.model
         tool_use = plan_tool_use(model, request)
-        limit = self._core.max_sequence_length
+        limit = self.core.max_sequence_length
         generation = prepare.prepare_chat(model, request, request_id, tool_use, max_tokens=limit)
         return PreparedRequest(generation, ChatResponder(request, generation, model, tool_use))
 
     def _check_completion(self, fields: dict[str, Any], extra_body: object) -> CompletionRequest:
-        _ = self._core.model  # a terminated engine says so
+        _ = self.core.model  # a terminated engine says so
         return prepare.completion_request(prepare.request_fields(fields, extra_body), self._model_names)
 
     def _prepare_completion(
         self, request: CompletionRequest, request_id: object
     ) -> PreparedRequest[CompletionResponse, CompletionResponse]:
         """Encode and compile; from any thread."""
-        model = self._core.model
-        limit = self._core.max_sequence_length
+        model = self.core.model
+        limit = self.core.max_sequence_length
         generation = prepare.prepare_completion(model, request, request_id, max_tokens=limit)
         prompt = request.prompt
         prompt_text = ""
@@ -124,6 +167,12 @@ class EngineHandle:
                 prompt if isinstance(prompt, str) else model.tokenizer.decode(list(prompt), skip_special_tokens=False)
             )
         return PreparedRequest(generation, CompletionResponder(request, generation, model, prompt_text))
+
+
+def _drop(core: EngineCore, process_id: int) -> None:
+    """Count a handle less that was collected; it may be any thread that this happens on, so nothing waits."""
+    if os.getpid() == process_id and core.holders.remove(released=False):
+        core.begin_terminate()
 
 
 def _as_text(name: str, value: object) -> str | None:
@@ -151,7 +200,8 @@ class ChunkStream(Generic[ChunkT]):
     may read from it; each chunk goes to one of them.
     """
 
-    def __init__(self, deltas: RequestStream, responder: Responder[ChunkT, object]) -> None:
+    def __init__(self, engine: EngineHandle, deltas: RequestStream, responder: Responder[ChunkT, object]) -> None:
+        self._engine = engine  # its user may keep the stream alone
         self._deltas = deltas
         self._responder = responder
         self._ready: list[ChunkT] = []
@@ -192,7 +242,8 @@ class ChunkStream(Generic[ChunkT]):
 class AsyncChunkStream(Generic[ChunkT]):
     """The chunks of one answer, for one ``async for``; leaving it early or cancelling its task aborts the request."""
 
-    def __init__(self, deltas: RequestStream, responder: Responder[ChunkT, object]) -> None:
+    def __init__(self, engine: EngineHandle, deltas: RequestStream, responder: Responder[ChunkT, object]) -> None:
+        self._engine = engine  # its user may keep the stream alone
         self._deltas = deltas
         self._responder = responder
         self._ready: list[ChunkT] = []

@@ -188,6 +188,12 @@ class RequestStream:
         """Abort the request unless it has ended; a second call does nothing."""
         self._abort_if_dropped()
 
+    def abort(self) -> None:
+        """End the request unless it has ended; whoever reads gets RequestAborted."""
+        found = self._abort_if_dropped.peek()
+        if found is not None:
+            found[1]()
+
     def _check_alive(self) -> None:
         if not self._is_alive():
             raise EngineTerminatedError(

@@ -78,7 +78,7 @@ def stream_answer(engine: MLCEngine, fields: dict[str, Any], view: StreamView, s
     request = prepare.prepare_chat(model, checked, max_tokens=engine.core.max_sequence_length)
     submitted = perf_counter()
     arrivals: list[float] = []
-    deltas = engine.core.submit(request)
+    deltas = engine._submit(request)
     stop.then(deltas.close)
     read: list[StreamDelta] = []
     try:

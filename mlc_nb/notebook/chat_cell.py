@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlc_nb import registry
+from mlc_nb.errors import BadRequestError
 from mlc_nb.notebook.answer import stream_answer
-from mlc_nb.notebook.conversation import Conversations
+from mlc_nb.notebook.conversation import conversations_of
 from mlc_nb.notebook.interrupt import StopRequest
 from mlc_nb.notebook.stream_view import open_view
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from mlc_nb.engine.engine import MLCEngine
+    from mlc_nb.notebook.answer import ChatAnswer
+    from mlc_nb.notebook.conversation import Conversation
     from mlc_nb.notebook.stream_view import StreamView
 
 __all__ = ["ChatCells"]
@@ -29,8 +32,9 @@ class ChatCells:
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
-        self.conversations = Conversations()
+        self.conversations = conversations_of(shell)
         self._shell = shell
+        self._engines: dict[str, MLCEngine] = {}  # held, so that no `with` block of a cell ends them
 
     def load(self, model: str) -> None:
         """Load ``model`` unless it is loaded."""
@@ -66,7 +70,7 @@ class ChatCells:
         try:
             engine = self._engine(model, view)
             with StopRequest() as stop:
-                answer = stream_answer(engine, fields, view, stop)
+                answer = self._answer(conversation, engine, fields, view, stop)
                 note = answer.note()
                 conversation.system = system
                 if answer.text:
@@ -85,7 +89,21 @@ class ChatCells:
     def _engine(self, model: str, view: StreamView) -> MLCEngine:
         if not registry.is_loaded(model):
             view.wait_for(f"loading {model} …")
-        return registry.get_engine(model)
+        engine = self._engines[registry.model_key(model)] = registry.get_engine(model)
+        return engine
+
+    def _answer(
+        self, conversation: Conversation, engine: MLCEngine, fields: dict[str, Any], view: StreamView, stop: StopRequest
+    ) -> ChatAnswer:
+        try:
+            return stream_answer(engine, fields, view, stop)
+        except BadRequestError as error:
+            if conversation.turns and "the conversation before it" in str(error):
+                raise BadRequestError(
+                    f"{error} `%%mlc_chat --reset` begins a new conversation: this one has {len(conversation.turns)} "
+                    "questions and their answers."
+                ) from None
+            raise
 
     def _keep(self, answer: object, name: str | None) -> None:
         # Returned from the magic, the answer would be displayed, and saved, a second time.

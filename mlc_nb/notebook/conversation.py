@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from mlc_nb.registry import model_key
 
-__all__ = ["Conversation", "Conversations"]
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["Conversation", "Conversations", "conversations_of"]
 
 
 @dataclass
@@ -47,3 +52,11 @@ class Conversations:
             self._by_model.clear()
         else:
             self._by_model.pop(model_key(model), None)
+
+
+_of_shell: WeakKeyDictionary[InteractiveShell, Conversations] = WeakKeyDictionary()
+
+
+def conversations_of(shell: InteractiveShell) -> Conversations:
+    """Return the conversations of a shell; they outlive the extension, which may be loaded again, and the engines."""
+    return _of_shell.setdefault(shell, Conversations())

@@ -77,6 +77,8 @@ class MLCMagics(Magics):
             And of Spain?
         """
         options = parse_options(self.mlc_chat, line)
+        if options is None:
+            return
         prompt = self._cells.prompt(cell)
         if options.reset:
             self._chats.conversations.reset(self._named(options))
@@ -93,8 +95,11 @@ class MLCMagics(Magics):
     @line_magic
     def mlc_load(self, line: str) -> None:
         """Load a model now, so that the first answer does not wait for it."""
+        options = parse_options(self.mlc_load, line)
+        if options is None:
+            return
         with one_line_errors():
-            self._chats.load(self._named(parse_options(self.mlc_load, line)))
+            self._chats.load(self._named(options))
 
     @no_var_expand
     @magic_arguments()
@@ -104,18 +109,24 @@ class MLCMagics(Magics):
     def mlc_unload(self, line: str) -> None:
         """Terminate engines and give their memory back. Conversations are kept."""
         options = parse_options(self.mlc_unload, line)
-        with one_line_errors():
-            from mlc_nb import registry
+        if options is None:
+            return
+        from mlc_nb import registry
 
+        if options.model is None and not registry.engines():
+            print("nothing was loaded")
+            return
+        with one_line_errors():
             unloaded = registry.unload(options.model, all=options.all)
-        print(f"unloaded {', '.join(unloaded)}" if unloaded else "nothing was loaded")
+        print(f"unloaded {', '.join(unloaded)}")
 
     @no_var_expand
     @magic_arguments()
     @line_magic
     def mlc_status(self, line: str) -> None:
         """Show the engines of this kernel: state, KV pages, requests, speed."""
-        parse_options(self.mlc_status, line)
+        if parse_options(self.mlc_status, line) is None:
+            return
         from mlc_nb import registry
         from mlc_nb.notebook.status_view import status_bundle
 
@@ -129,6 +140,8 @@ class MLCMagics(Magics):
     def mlc_reset(self, line: str) -> None:
         """Forget the conversation with a model, system prompt included."""
         options = parse_options(self.mlc_reset, line)
+        if options is None:
+            return
         self._chats.conversations.reset(None if options.all else self._named(options))
 
     @property

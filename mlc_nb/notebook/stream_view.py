@@ -39,6 +39,11 @@ class CellOutput:
         self._shell.display_pub.publish(data=bundle, metadata={}, transient=self._transient, update=self._shown)
         self._shown = True
 
+    def clear(self) -> None:
+        """Leave nothing to see; where nothing was shown, no output comes to be."""
+        if self._shown:
+            self.show({"text/plain": ""})
+
 
 class StreamView(Protocol):
     """Where an answer is shown while it is generated; used by the thread that runs the cell only."""
@@ -85,9 +90,11 @@ class _CellView:
             self._show_answer()
 
     def finish(self, note: str) -> None:
-        if self._shown < len(self._text) or not self._text:
+        if self._shown < len(self._text):
             time.sleep(max(0.0, self._next_update - time.monotonic()))
             self._show_answer()
+        elif not self._text:
+            self._answer.clear()
         if note:
             self._note.show(note_bundle(note))
 

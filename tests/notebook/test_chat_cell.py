@@ -132,6 +132,9 @@ def test_options_keep_their_text_and_the_system_prompt_stays(kernel: Kernel) -> 
         ("%%mlc_chat --colour red\nHi", "unrecognized arguments: --colour red"),
         ('%%mlc_chat --system "open\n Hi', "a quote is not closed"),
         ("%%mlc_chat -o 1x\nHi", "'1x' is not a variable name"),
+        ("%%mlc_chat -o print\nHi", "'print' is a name of Python's or IPython's own"),
+        ("%%mlc_chat -o Out\nHi", "'Out' is a name of Python's or IPython's own"),
+        ("%%mlc_chat -o class\nHi", "'class' is not a variable name"),
         ("%%mlc_chat\n  \n", "the cell has no prompt"),
         ("%%mlc_chat", "the cell has no prompt"),
     ],
@@ -160,8 +163,37 @@ def test_an_error_is_one_message_and_the_cell_fails(kernel: Kernel, cell: str, n
     assert error["ename"] == name
     assert error["traceback"] == [f"{name}: {error['evalue']}"]
     assert said in error["evalue"]
-    assert run.answer == ""
+    assert not [data for data in run.displays.values() if data["text/plain"]]
+    assert "text/markdown" not in str(run.displays)
     assert kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 5\nHi").reply["status"] == "ok"
+
+
+def test_a_conversation_without_room_names_the_way_out(kernel: Kernel) -> None:
+    kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 1\n" + "word " * 4500)
+    (error,) = kernel.run("%%mlc_chat\n" + "word " * 4500).errors
+    assert error["ename"] == "BadRequestError"
+    assert "`%%mlc_chat --reset`" in error["evalue"]
+    assert kernel.run("%%mlc_chat --reset --max-tokens 1\nHi").reply["status"] == "ok"
+
+
+@pytest.mark.parametrize("magic", ["%%mlc_chat", "%mlc_load", "%mlc_unload", "%mlc_status", "%mlc_reset"])
+def test_help_shows_the_options(kernel: Kernel, magic: str) -> None:
+    run = kernel.run(f"{magic} --help")
+    assert run.reply["status"] == "ok", run.errors
+    assert magic.lstrip("%") in run.stream("stdout")
+    assert run.stream("stderr") == ""
+
+
+def test_a_conversation_outlives_the_engine_and_the_extension(kernel: Kernel) -> None:
+    kernel.run(RECORD)
+    kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 1\nBefore")
+    kernel.run("import mlc_nb\nwith mlc_nb.MLCEngine(): pass")
+    assert value_of(kernel, "len(mlc_nb.engines())") == 1
+    kernel.run("%mlc_unload")
+    assert kernel.run("%mlc_unload").stream("stdout") == "nothing was loaded\n"
+    assert kernel.run("%reload_ext mlc_nb").reply["status"] == "ok"
+    kernel.run("%%mlc_chat --temperature 0 --max-tokens 1\nAfter")
+    assert [text for role, text in value_of(kernel, "seen[-1]") if role == "user"] == ["Before", "After"]
 
 
 def test_interrupt_keeps_what_was_said_and_the_engine_serves_on(kernel: Kernel) -> None:
