@@ -10,11 +10,11 @@ from mlc_nb.protocol.common import (
     StrictModel,
     TokenCount,
     UnicodeText,
-    as_plain,
     not_supported_yet,
     refused,
     short_repr,
 )
+from mlc_nb.protocol.refusals import as_plain
 from mlc_nb.protocol.responses import ResponseModel, Usage
 from mlc_nb.protocol.sampling import GenerationFields
 from mlc_nb.protocol.tools import PastToolCall, Tool, ToolCall, ToolCallDelta, ToolChoice, function_names

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from mlc_nb.protocol.refusals import as_bad_request, as_plain, short_repr
+from mlc_nb.protocol.refusals import as_bad_request, short_repr
 
 __all__ = [
     "MAX_INTEGER",
@@ -19,7 +19,6 @@ __all__ = [
     "TokenCount",
     "UnicodeText",
     "as_bad_request",
-    "as_plain",
     "not_supported_yet",
     "refused",
     "short_repr",

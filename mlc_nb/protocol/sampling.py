@@ -14,9 +14,9 @@ from mlc_nb.protocol.common import (
     StreamOptions,
     StrictModel,
     TokenCount,
-    as_plain,
     not_supported_yet,
 )
+from mlc_nb.protocol.refusals import as_plain
 from mlc_nb.protocol.response_format import GrammarSource, ResponseFormat
 
 __all__ = ["MAX_CHOICES", "DebugConfig", "GenerationFields"]
