@@ -230,7 +230,7 @@ def test_interrupt_keeps_what_was_said_and_the_engine_serves_on(kernel: Kernel) 
 def test_interrupt_before_the_first_word_leaves_no_trace(kernel: Kernel) -> None:
     kernel.run(RECORD)
     kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 1\nBefore")
-    prompt = "word " * 1500
+    prompt = "word " * 6000  # seconds of prefill, however fast the machine
     message = kernel.client.execute(f"%%mlc_chat --temperature 0\n{prompt}")
     time.sleep(0.4)
     kernel.manager.interrupt_kernel()
