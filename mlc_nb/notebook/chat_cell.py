@@ -70,6 +70,7 @@ class ChatCells:
         try:
             engine = self._engine(model, view)
             with StopRequest() as stop:
+                view.begin(model, stop.request)
                 answer = self._answer(conversation, engine, fields, view, stop)
                 note = answer.note()
                 conversation.system = system
@@ -78,7 +79,7 @@ class ChatCells:
         finally:
             view.finish(note)
         self._keep(answer, output)
-        if stop.requested:
+        if stop.interrupted:
             # Raised, and not only shown, so that cells in line behind this one do not run either.
             raise KeyboardInterrupt(
                 "the answer was stopped; the conversation keeps what it said so far"

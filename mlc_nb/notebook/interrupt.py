@@ -1,4 +1,4 @@
-"""Kernel > Interrupt during an answer asks it to stop, at a place of our choosing."""
+"""Kernel > Interrupt or a Stop button during an answer asks it to stop, at a place of our choosing."""
 
 from __future__ import annotations
 
@@ -14,23 +14,38 @@ __all__ = ["StopRequest"]
 
 
 class StopRequest:
-    """While entered on the main thread, a first SIGINT sets ``requested`` and a second one is a KeyboardInterrupt.
+    """Whether the user wants an answer to end.
 
-    A KeyboardInterrupt may come between any two bytecodes: in the middle of a message to the front end, or between the
+    While entered on the main thread, a first SIGINT is such a request and a second one is a KeyboardInterrupt. A
+    KeyboardInterrupt may come between any two bytecodes: in the middle of a message to the front end, or between the
     end of the answer and its place in the conversation. A flag that the stream looks at every few milliseconds may not.
+
+    Attributes
+    ----------
+    requested
+        Whether it was asked for, by SIGINT or by `request`.
+    by_interrupt
+        Whether SIGINT asked for it; cells in line behind this one then do not run either.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.by_interrupt = False
         self._before: Any = None
-        self._action: Callable[[], None] | None = None
+        self._actions: list[Callable[[], None]] = []
+
+    def request(self) -> None:
+        """Ask the answer to end; from any thread, as often as wanted."""
+        self.requested = True
+        for action in self._actions:
+            action()
 
     def then(self, action: Callable[[], None]) -> None:
-        """Have ``action`` called as soon as a stop is requested, at once if it was already.
+        """Have ``action`` called as soon as a stop is requested, at once if it was already; maybe more than once.
 
-        It is called inside a signal handler, wherever the main thread is: it must take no lock.
+        It is called inside a signal handler, wherever the main thread is, or on another thread: it must take no lock.
         """
-        self._action = action
+        self._actions.append(action)
         if self.requested:
             action()
 
@@ -46,8 +61,7 @@ class StopRequest:
             signal.signal(signal.SIGINT, self._before)
 
     def _on_sigint(self, _signum: int, _frame: FrameType | None) -> None:
-        if self.requested:
+        if self.by_interrupt:
             raise KeyboardInterrupt
-        self.requested = True
-        if self._action is not None:
-            self._action()
+        self.by_interrupt = True
+        self.request()

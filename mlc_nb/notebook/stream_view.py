@@ -8,6 +8,8 @@ import uuid
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from IPython.core.interactiveshell import InteractiveShell
 
 __all__ = ["CellOutput", "StreamView", "markdown_bundle", "note_bundle", "open_view"]
@@ -51,6 +53,9 @@ class StreamView(Protocol):
     def wait_for(self, what: str) -> None:
         """Say what the first token waits for; gone as soon as there is text."""
 
+    def begin(self, model: str, stop: Callable[[], None]) -> None:
+        """Say who answers; a Stop button calls ``stop``, from any thread."""
+
     def add(self, text: str) -> None:
         """Append to the answer."""
 
@@ -80,6 +85,9 @@ class _CellView:
     def wait_for(self, what: str) -> None:
         if not self._text:
             self._answer.show(note_bundle(what))
+
+    def begin(self, model: str, stop: Callable[[], None]) -> None:
+        pass  # a cell without widgets has no button; Kernel > Interrupt stops the answer
 
     def add(self, text: str) -> None:
         self._text += text
@@ -112,6 +120,9 @@ class _TerminalView:
 
     def wait_for(self, what: str) -> None:
         print(what, flush=True)
+
+    def begin(self, model: str, stop: Callable[[], None]) -> None:
+        pass  # Ctrl-C stops the answer
 
     def add(self, text: str) -> None:
         if text:
