@@ -32,9 +32,10 @@ ARROWS: dict[str, set[str]] = {
     "weights": set(),
     "kernels": {"quantization"},
     "architectures": set(),
+    "cuda_wheels": set(),
     "models": {"kernels", "weights"},
     "compiler": {"architectures", "models", "library"},
-    "library": {"weights"},
+    "library": {"weights", "cuda_wheels"},
     "runtime": {"library", "quantization"},
     "engine": {"runtime", "architectures"},
     "lifecycle": {"engine"},
@@ -60,6 +61,7 @@ FOREIGN: dict[str, set[str]] = {
     "tvm_ffi": {"runtime"},
     "tvm_ffi_orcjit": {"runtime"},
     "gguf": {"weights"},
+    "cuda": {"compiler", "runtime"},
 }
 # Never in sys.modules after `import mlc_nb`.
 HEAVY = ["tvm", "tvm_ffi", "IPython", "numpy", "pydantic", "tokenizers", "huggingface_hub"]

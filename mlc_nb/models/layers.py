@@ -10,7 +10,6 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_nb.compiler.kernels.cpu import elementwise, linear
-from mlc_nb.errors import ModelFormatError
 from mlc_nb.quantization.packing import BLOCK, ROW_TILE, packed_layout
 from mlc_nb.weights.plan import PackedWeight, SourceRows
 
@@ -20,34 +19,21 @@ if TYPE_CHECKING:
     from tvm import tirx
 
     from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
+    from mlc_nb.models.tensors import SourceTensor
 
 __all__ = [
     "ACTIVATION_TERMS",
     "Activations",
     "Norm",
     "PackedLinear",
-    "SourceTensor",
     "StackedLinear",
     "embed",
     "gated_silu",
     "in_forms",
-    "matrix",
-    "vector",
 ]
 
 ACTIVATION_TERMS = {"float32": 0, "int8": 1, "int16": 2}
 """int8 terms of an activation, by ``CompileRequest.activation_dtype``."""
-
-
-@dataclass(frozen=True)
-class SourceTensor:
-    """A matrix of the file: its name, block type, ``rows`` x ``columns``, and how its rows are ordered."""
-
-    name: str
-    block_type: str
-    rows: int
-    columns: int
-    interleaved_heads: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,45 +192,6 @@ def gated_silu(level: IsaLevel, gate_up: Tensor, columns: int, readers: StackedL
         columns,
         readers,
     )
-
-
-def matrix(
-    tensors: dict[str, tuple[str, tuple[int, ...]]], name: str, rows: int, columns: int, heads: int = 0
-) -> SourceTensor:
-    """The file's matrix ``name``, checked against the sizes that the hyperparameters call for.
-
-    Raises
-    ------
-    ModelFormatError
-        If it is missing or of another shape.
-    """
-    if name not in tensors:
-        raise ModelFormatError(f"the file has no tensor {name!r}, which its architecture needs; the file is incomplete")
-    block_type, shape = tensors[name]
-    if shape != (rows, columns):
-        raise ModelFormatError(
-            f"tensor {name!r} has shape {list(shape)}, but the file's hyperparameters call for [{rows}, {columns}]"
-        )
-    return SourceTensor(name, block_type, rows, columns, heads)
-
-
-def vector(tensors: dict[str, tuple[str, tuple[int, ...]]], name: str, size: int) -> str:
-    """The name of the file's vector, checked to be there, unquantized and of the right size.
-
-    Raises
-    ------
-    ModelFormatError
-        If it is missing, of another shape, or quantized.
-    """
-    if name not in tensors:
-        raise ModelFormatError(f"the file has no tensor {name!r}, which its architecture needs; the file is incomplete")
-    block_type, shape = tensors[name]
-    if shape != (size,) or block_type not in ("F32", "F16", "BF16"):
-        raise ModelFormatError(
-            f"tensor {name!r} is {block_type} of shape {list(shape)}; its architecture needs {size} unquantized "
-            "elements (F32, F16 or BF16)"
-        )
-    return name
 
 
 # Layers of equal shape share one kernel object, so that each is built once.
