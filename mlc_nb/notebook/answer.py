@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlc_nb.engine import prepare
 from mlc_nb.errors import RequestAborted
-from mlc_nb.notebook.stream_view import markdown_bundle
+from mlc_nb.notebook.answer_format import answer_bundle
 from mlc_nb.protocol.chat import ChatChoice, ChatCompletionResponse, ChatResponseMessage
 from mlc_nb.protocol.responses import Usage
 
@@ -53,7 +53,7 @@ class ChatAnswer(ChatCompletionResponse):
         return self.text
 
     def _repr_mimebundle_(self, **_selection: Any) -> dict[str, str]:
-        return markdown_bundle(self.text)
+        return answer_bundle(self.text)
 
 
 def stream_answer(engine: MLCEngine, fields: dict[str, Any], view: StreamView, stop: StopRequest) -> ChatAnswer:

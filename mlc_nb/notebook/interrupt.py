@@ -24,13 +24,13 @@ class StopRequest:
     ----------
     requested
         Whether it was asked for, by SIGINT or by `request`.
-    by_interrupt
+    interrupted
         Whether SIGINT asked for it; cells in line behind this one then do not run either.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        self.by_interrupt = False
+        self.interrupted = False
         self._before: Any = None
         self._actions: list[Callable[[], None]] = []
 
@@ -61,7 +61,7 @@ class StopRequest:
             signal.signal(signal.SIGINT, self._before)
 
     def _on_sigint(self, _signum: int, _frame: FrameType | None) -> None:
-        if self.by_interrupt:
+        if self.interrupted:
             raise KeyboardInterrupt
-        self.by_interrupt = True
+        self.interrupted = True
         self.request()

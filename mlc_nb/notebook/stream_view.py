@@ -7,20 +7,19 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Protocol
 
+from mlc_nb.notebook.answer_format import answer_bundle
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["CellOutput", "StreamView", "markdown_bundle", "note_bundle", "open_view"]
+    from mlc_nb.notebook.answer_format import AnswerFormat
+
+__all__ = ["CellOutput", "StreamView", "note_bundle", "open_view"]
 
 UPDATE_INTERVAL_S = 0.08
 """Seconds between two updates of a cell: 12 a second look continuous, and a front end renders the whole text each."""
-
-
-def markdown_bundle(text: str) -> dict[str, str]:
-    """Text that notebooks render as Markdown and everything else shows as it is."""
-    return {"text/plain": text, "text/markdown": text}
 
 
 def note_bundle(text: str) -> dict[str, str]:
@@ -66,15 +65,16 @@ class StreamView(Protocol):
         """Show the whole answer and, when not empty, one line below it."""
 
 
-def open_view(shell: InteractiveShell) -> StreamView:
+def open_view(shell: InteractiveShell, answer_format: AnswerFormat = "markdown") -> StreamView:
     """Choose the view that suits ``shell``: a cell under a Jupyter kernel, text elsewhere."""
-    return _CellView(shell) if getattr(shell, "kernel", None) is not None else _TerminalView()
+    return _CellView(shell, answer_format) if getattr(shell, "kernel", None) is not None else _TerminalView()
 
 
 class _CellView:
     """One output that is updated in place, so that the saved cell holds exactly one copy of the answer."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: InteractiveShell, answer_format: AnswerFormat) -> None:
+        self._format = answer_format
         self._answer = CellOutput(shell)
         # An output of its own: an answer that ends inside a code fence must not swallow the note.
         self._note = CellOutput(shell)
@@ -107,7 +107,7 @@ class _CellView:
             self._note.show(note_bundle(note))
 
     def _show_answer(self) -> None:
-        self._answer.show(markdown_bundle(self._text))
+        self._answer.show(answer_bundle(self._text, self._format))
         self._shown = len(self._text)
         self._next_update = time.monotonic() + UPDATE_INTERVAL_S
 
