@@ -116,9 +116,17 @@ def _load() -> Any:
     sizes: list[Any] = [ctypes.c_int] * 3
     pointer: Any = ctypes.c_void_p
     operand = [pointer, *sizes[:2]]
-    library.cublasGemmEx.argtypes = (
-        [pointer, *sizes[:2], *sizes, pointer] + operand + operand + [pointer] + operand + sizes[:2]
-    )
+    library.cublasGemmEx.argtypes = [
+        pointer,
+        *sizes[:2],
+        *sizes,
+        pointer,
+        *operand,
+        *operand,
+        pointer,
+        *operand,
+        *sizes[:2],
+    ]
     return library
 
 
