@@ -44,8 +44,15 @@ class EngineRow:
         As it was asked for.
     state
         ``"loading"``, ``"ready"``, ``"failed"`` or ``"terminated"``.
+    scheme
+        How most of its weights are stored, such as ``"Q4_1"``; None unless ready.
     weight_bytes, kv_bytes
         Memory that the weights and the KV pages take; None unless ready.
+    workspace_bytes
+        Memory that steps work in, logits included, as measured now; None unless ready.
+    memory_bytes
+        Memory that all of it together holds, as measured now: on a CPU, KV pages that no request has touched take
+        none. None unless ready.
     pages_used, pages_total
         KV pages that requests hold, and all of them; None unless ready.
     requests_running, requests_waiting
@@ -57,8 +64,11 @@ class EngineRow:
     model: str
     device: str
     state: State
+    scheme: str | None = None
     weight_bytes: int | None = None
     kv_bytes: int | None = None
+    workspace_bytes: int | None = None
+    memory_bytes: int | None = None
     pages_used: int | None = None
     pages_total: int | None = None
     requests_running: int = 0
@@ -253,7 +263,7 @@ def _row(entry: _Entry) -> EngineRow:
     if core is None or row.state != "ready":
         return row
     try:
-        metrics = core.metrics()
+        metrics, memory, scheme = core.metrics(), core.memory(), core.model.scheme
     except EngineTerminatedError:  # between two lines of this function
         return EngineRow(entry.name, entry.key.device, entry.state)
     speed = metrics.decode_tokens / metrics.decode_time_s if metrics.decode_time_s else None
@@ -261,8 +271,11 @@ def _row(entry: _Entry) -> EngineRow:
         entry.name,
         entry.key.device,
         row.state,
+        scheme=scheme,
         weight_bytes=metrics.weight_bytes,
         kv_bytes=metrics.kv_bytes,
+        workspace_bytes=memory.workspace + memory.logits,
+        memory_bytes=memory.total,
         pages_used=metrics.total_pages - metrics.free_pages,
         pages_total=metrics.total_pages,
         requests_running=metrics.running_requests,

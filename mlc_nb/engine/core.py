@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlc_nb.engine.metrics import EngineMetrics
     from mlc_nb.engine.model import LoadedModel
     from mlc_nb.protocol.engine_config import EngineConfig
+    from mlc_nb.runtime.memory import MemoryUse
     from mlc_nb.runtime.step import ModelRunner
 
 __all__ = ["EngineCore", "EngineState"]
@@ -71,6 +72,7 @@ class EngineCore:
         self._terminating = threading.Event()
         # Made on the engine thread, and its own but for the metrics.
         self._loop: StepLoop
+        self._measure_memory: Callable[[], MemoryUse] | None = None
         self._courier: Courier
         self._thread = threading.Thread(target=self._run, name=f"mlc_nb engine {model.model_id}", daemon=True)
         self._thread.start()
@@ -165,6 +167,20 @@ class EngineCore:
             self._check_ready()
         return self._loop.metrics()
 
+    def memory(self) -> MemoryUse:
+        """Measure what the engine holds on its device now.
+
+        Raises
+        ------
+        EngineTerminatedError
+            The engine was terminated or failed.
+        """
+        with self._lock:
+            self._check_ready()
+            measure = self._measure_memory
+        assert measure is not None  # it is there before the engine is ready, and goes after
+        return measure()
+
     def begin_terminate(self) -> None:
         """Let the engine thread end as soon as it can; does not wait. `terminate` does the rest."""
         self._terminating.set()
@@ -229,6 +245,7 @@ class EngineCore:
             assert self._model is not None  # only _end drops it
             runner = self._model.open_runner()
             self._loop = StepLoop(self._model.model_id, runner, self.config, self._courier, self._forget)
+            self._measure_memory = runner.memory
             with self._lock:
                 if self.state == "starting":
                     self.state = "ready"
@@ -274,7 +291,7 @@ class EngineCore:
                 self.state = state
             in_flight = list(self._in_flight.values())
             self._in_flight.clear()
-            self._model = self._token_bytes = None
+            self._model = self._token_bytes = self._measure_memory = None
         if threading.current_thread() is self._thread:
             self._courier.send([(active.outbox, self._ending(active, state)) for active in in_flight])
             return

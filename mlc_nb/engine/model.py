@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.protocol.engine_config import EngineConfig, ResolvedEngineConfig
     from mlc_nb.runtime.step import ModelRunner
+    from mlc_nb.weights.plan import LibraryMetadata
 
 __all__ = ["LoadedModel", "compile_request", "load_model"]
 
@@ -57,6 +59,8 @@ class LoadedModel:
         Most tokens (prompt and answer together) in one sequence.
     vocab_size
         Ids are 0 to ``vocab_size - 1``.
+    scheme
+        How most of its weights are stored, such as ``"Q4_1"``.
     open_runner
         Loads weights and library and makes the runner. Called once, on the engine thread.
     grammars
@@ -74,6 +78,7 @@ class LoadedModel:
     context_window_size: int
     vocab_size: int
     open_runner: Callable[[], ModelRunner]
+    scheme: str = ""
     grammars: GrammarCompiler = field(default_factory=GrammarCompiler, repr=False, compare=False)
     config: ResolvedEngineConfig | None = None
 
@@ -138,6 +143,7 @@ def load_model(
             add_bos=vocabulary.add_bos,
             context_window_size=limits.single_sequence,
             vocab_size=bundle.metadata.vocab_size,
+            scheme=_scheme(bundle.metadata),
             open_runner=_runner_opener(
                 file, bundle, limits.single_sequence, limits.pages, config.num_threads, progress
             ),
@@ -186,6 +192,14 @@ def _library(request: CompileRequest, model_lib: str | os.PathLike[str] | None, 
             f"{', '.join(runnable_isas())}"
         )
     return bundle
+
+
+def _scheme(metadata: LibraryMetadata) -> str:
+    """The block type of most of the weights."""
+    sizes: Counter[str] = Counter()
+    for matrix in metadata.matrices:
+        sizes[matrix.block_type] += matrix.rows * matrix.columns
+    return max(sizes, key=sizes.__getitem__, default="F32")
 
 
 def _runner_opener(

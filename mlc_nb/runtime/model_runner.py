@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mlc_nb.errors import EngineTerminatedError, MLCError
 from mlc_nb.runtime.arena import Arena
+from mlc_nb.runtime.memory import MemoryUse, address_range, resident_bytes
 from mlc_nb.runtime.native import load_native, load_virtual_machine, return_free_memory, use_threads
 from mlc_nb.runtime.step import SequenceSlice, StepResult
 from mlc_nb.runtime.step_inputs import StepInputs
@@ -77,6 +78,10 @@ class CpuModelRunner:
         unwanted = (1, metadata.padded_vocab_size)
         self._unwanted_logits = Arena(Arena.needed([(unwanted, "float32")]), "the logits").array(unwanted, "float32")
         self._inputs: StepInputs | None = None
+        # Addresses alone, which keep nothing in memory.
+        self._weight_ranges = [address_range(*parameters)]
+        self._kv_ranges = [address_range(pages)]
+        self._workspace_ranges = [address_range(self._partials), address_range(*rope)]
         self._closed = False
 
     def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
@@ -105,6 +110,18 @@ class CpuModelRunner:
             results[index] = _pick(slices[index], logits[start : start + count])
             start += count
         return results
+
+    def memory(self) -> MemoryUse:
+        """Measure what the runner holds now; from any thread."""
+        if self._closed:
+            return MemoryUse()
+        logits, unwanted = self._logits, self._unwanted_logits
+        return MemoryUse(
+            weights=resident_bytes(self._weight_ranges),
+            kv_cache=resident_bytes(self._kv_ranges),
+            workspace=resident_bytes(self._workspace_ranges),
+            logits=resident_bytes([address_range(logits), address_range(unwanted)]),
+        )
 
     def close(self) -> None:
         """Release weights, KV pages and the library; a second call does nothing."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from mlc_nb.runtime.memory import MemoryUse
     from mlc_nb.runtime.prompt_scorer import PromptScorer
     from mlc_nb.runtime.sampler import SamplingState
 
@@ -75,6 +76,9 @@ class ModelRunner(Protocol):
     @property
     def kv_bytes(self) -> int:
         """Bytes of memory that the KV pool takes."""
+
+    def memory(self) -> MemoryUse:
+        """Measure what the runner holds on its device now; from any thread."""
 
     def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
         """Run one step; logits after the last token of each slice, float32 ``[len(slices), vocab_size]``."""

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mlc_nb.engine.model import LoadedModel
 from mlc_nb.protocol.chat_template import ChatTemplate
+from mlc_nb.runtime.memory import MemoryUse
 
 if TYPE_CHECKING:
     from mlc_nb.runtime.sampler import SamplingState
@@ -139,6 +140,9 @@ class ScriptedRunner:
         for offset, row in enumerate(logits):
             row[self._next_token(history[: part.start_position + offset + 1])] = self.sharpness
         part.scorer.score(part.start_position, logits)
+
+    def memory(self) -> MemoryUse:
+        return MemoryUse(weights=self.weight_bytes, kv_cache=self.kv_bytes, workspace=300, logits=4 * VOCAB_SIZE)
 
     def close(self) -> None:
         self.closed = True
