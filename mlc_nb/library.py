@@ -1,6 +1,7 @@
 """Library bundles: compiled models in the cache, each made once by a child process and loaded in milliseconds.
 
-``model.ro`` is the VM executable, ``model.o`` the kernels' object file, ``metadata.json`` says how to feed them and
+For a CPU, ``model.ro`` is the VM executable and ``model.o`` the kernels' object file; for a GPU, ``model.cubin`` is the
+kernels' machine code and ``plan.json`` says how they are launched. ``metadata.json`` says how to feed them and
 ``request.json`` what they were compiled from. ``manifest.json`` holds the hash of each, so that a damaged bundle is
 seen and built again, and the versions that made them.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from mlc_nb import errors
 from mlc_nb.child import popen
+from mlc_nb.cuda_wheels import COMPILING, require_packages
 from mlc_nb.errors import CompileError, MLCError, ModelFormatError, ModelNotFoundError
 from mlc_nb.progress import working
 from mlc_nb.weights.cache import cache_root, disk_errors, exclusive, work_directory
@@ -34,10 +36,11 @@ __all__ = ["LibraryBundle", "compile_bundle", "library_root", "load_bundle", "op
 
 _log = logging.getLogger(__name__)
 
-_COMPILED = ("model.ro", "model.o", "metadata.json")
-_FILES = (*_COMPILED, "request.json")
+_COMPILED_FOR_CPU = ("model.ro", "model.o", "crew.o", "metadata.json")
+_COMPILED_FOR_CUDA = ("model.cubin", "plan.json", "metadata.json")
+_REQUEST = "request.json"
 _MANIFEST = "manifest.json"
-_SOURCES = ("compiler", "models", "quantization", "weights/plan.py")
+_SOURCES = ("compiler", "models", "quantization", "weights/plan.py", "weights/launch_plan.py")
 _LAST_LINES = 15
 
 
@@ -55,9 +58,19 @@ class LibraryBundle:
         return self.directory / "model.ro"
 
     @property
-    def objects(self) -> Path:
-        """The kernels' object file."""
-        return self.directory / "model.o"
+    def objects(self) -> tuple[Path, Path]:
+        """The object files that are linked together: the kernels, and the threads that run them."""
+        return self.directory / "model.o", self.directory / "crew.o"
+
+    @property
+    def machine_code(self) -> Path:
+        """The kernels for a GPU."""
+        return self.directory / "model.cubin"
+
+    @property
+    def launch_plan(self) -> Path:
+        """How a GPU's kernels are launched."""
+        return self.directory / "plan.json"
 
 
 def library_root() -> Path:
@@ -109,8 +122,9 @@ def compile_bundle(request: CompileRequest, directory: Path, *, progress: bool =
         directory.mkdir(parents=True)
         try:
             _run_compiler(request, directory, progress)
-            (directory / "request.json").write_text(request.model_dump_json(indent=1), encoding="utf-8")
-            manifest = {"toolchain": _toolchain(), "files": {name: _digest(directory / name) for name in _FILES}}
+            (directory / _REQUEST).write_text(request.model_dump_json(indent=1), encoding="utf-8")
+            files = {name: _digest(directory / name) for name in (*_compiled(request), _REQUEST)}
+            manifest = {"toolchain": _toolchain(request), "files": files}
             (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
@@ -133,13 +147,14 @@ def _run_compiler(request: CompileRequest, directory: Path, progress: bool) -> N
         raise CompileError(f"the compiler's process cannot be started: {error}") from error
     with child:
         try:
-            with working("Compiling the model for this processor (once)", enabled=progress) as tick:
+            processor = "GPU" if request.for_cuda else "processor"
+            with working(f"Compiling the model for this {processor} (once)", enabled=progress) as tick:
                 stdout, stderr = _communicate(child, request.model_dump_json(), tick)
         except BaseException:
             child.kill()
             child.wait()  # after Ctrl-C, leaving the block would wait for a moment only
             raise
-    if child.returncode != 0 or not all((directory / name).is_file() for name in _COMPILED):
+    if child.returncode != 0 or not all((directory / name).is_file() for name in _compiled(request)):
         raise _failure(child.returncode, stdout, stderr)
 
 
@@ -153,28 +168,35 @@ def load_bundle(directory: Path) -> LibraryBundle:
     ModelFormatError
         If a file is damaged or of another version.
     """
-    for name in (*_FILES, _MANIFEST):
-        if not (directory / name).is_file():
-            raise ModelNotFoundError(
-                f"{directory} is no model library: it has no {name}. Leave model_lib out to have one compiled."
-            )
+    _check_there(directory, ("metadata.json", _REQUEST, _MANIFEST))
     try:
         manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
         toolchain, digests = manifest["toolchain"], manifest["files"]
-        damaged = [name for name in _FILES if digests.get(name) != _digest(directory / name)]
+        damaged = [
+            name for name in digests if (directory / name).is_file() and digests[name] != _digest(directory / name)
+        ]
+        damaged += [name for name in ("metadata.json", _REQUEST) if name not in digests]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelFormatError(f"the model library {directory} is damaged ({_MANIFEST}); compile it again") from error
     if damaged:
         raise ModelFormatError(f"the model library {directory} is damaged ({', '.join(damaged)}); compile it again")
-    if toolchain != _toolchain():
+    request = CompileRequest.model_validate_json((directory / _REQUEST).read_bytes())
+    _check_there(directory, _compiled(request))
+    if toolchain != _toolchain(request):
         raise ModelFormatError(
-            f"the model library {directory} was made by another version of mlc_nb or apache-tvm; compile it again"
+            f"the model library {directory} was made by another version of mlc_nb or of its compiler; compile it again"
         )
     return LibraryBundle(
-        directory,
-        LibraryMetadata.model_validate_json((directory / "metadata.json").read_bytes()),
-        CompileRequest.model_validate_json((directory / "request.json").read_bytes()),
+        directory, LibraryMetadata.model_validate_json((directory / "metadata.json").read_bytes()), request
     )
+
+
+def _check_there(directory: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        if not (directory / name).is_file():
+            raise ModelNotFoundError(
+                f"{directory} is no model library: it has no {name}. Leave model_lib out to have one compiled."
+            )
 
 
 def _intact(directory: Path) -> LibraryBundle | None:
@@ -221,15 +243,29 @@ def _failure(status: int, stdout: str, stderr: str) -> MLCError:
 
 def _key(request: CompileRequest) -> str:
     """Hash of everything that changes the result."""
-    content = {"request": request.model_dump(mode="json"), **_toolchain()}
+    content = {"request": request.model_dump(mode="json"), **_toolchain(request)}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _toolchain() -> dict[str, str]:
-    """What makes libraries: a library of another toolchain may expect other arguments."""
+def _compiled(request: CompileRequest) -> tuple[str, ...]:
+    """The files that the compiler writes."""
+    return _COMPILED_FOR_CUDA if request.for_cuda else _COMPILED_FOR_CPU
+
+
+def _toolchain(request: CompileRequest) -> dict[str, str]:
+    """What makes libraries: a library of another toolchain may expect other arguments.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If a package that compiles for CUDA is missing.
+    """
+    packages = ("apache-tvm", "apache-tvm-ffi")
+    if request.for_cuda:
+        packages = COMPILING
+        require_packages(packages, "compiling for CUDA")
     return {
-        "apache-tvm": version("apache-tvm"),
-        "apache-tvm-ffi": version("apache-tvm-ffi"),
+        **{package: version(package) for package in packages},
         "platform": sys.platform,
         "sources": _sources_digest(),
     }
@@ -242,7 +278,7 @@ def _sources_digest() -> str:
     package = Path(__file__).parent
     for source in _SOURCES:
         place = package / source
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        for path in sorted([*place.rglob("*.py"), *place.rglob("*.cuh")]) if place.is_dir() else [place]:
             digest.update(path.relative_to(package).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -216,7 +216,7 @@ def test_a_library_of_another_toolchain_is_refused(model: Path) -> None:
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest["toolchain"]["apache-tvm"] = "0.1"
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ModelFormatError, match="made by another version of mlc_nb or apache-tvm; compile it again"):
+    with pytest.raises(ModelFormatError, match="made by another version of mlc_nb or of its compiler; compile it again"):
         load_bundle(directory)
 
 
@@ -397,7 +397,7 @@ def test_a_library_for_another_processor_is_refused(foreign_library: Path, model
 
 
 def test_a_folder_that_is_no_library_is_refused(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"is no model library: it has no model.ro. Leave model_lib out"):
+    with pytest.raises(ModelNotFoundError, match=r"is no model library: it has no metadata.json. Leave model_lib out"):
         load_model(model, model_lib=tmp_path, config=CONFIG, progress=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mlc_nb.cuda_wheels import COMPILING, INSTALL, include_directories, require_packages
+from mlc_nb.cuda_wheels import COMPILING, INSTALL, require_packages
 from mlc_nb.errors import CompileError, DeviceUnavailableError
 
 __all__ = ["OLDEST_ARCHITECTURE", "compile_cubin"]
@@ -22,7 +22,7 @@ def compile_cubin(source: str, name: str, architecture: str) -> bytes:
     Parameters
     ----------
     source
-        CUDA C++.
+        CUDA C++ that includes nothing.
     name
         What messages call it.
     architecture
@@ -47,8 +47,7 @@ def compile_cubin(source: str, name: str, architecture: str) -> bytes:
             "such as sm_90"
         )
     require_packages(COMPILING, "compiling for CUDA")
-    folders = include_directories()
-    options = ["-std=c++17", f"-arch={architecture}", "-default-device", *(f"-I{folder}" for folder in folders)]
+    options = ["-std=c++17", f"-arch={architecture}"]
     nvrtc = _nvrtc()
     program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     try:

@@ -22,12 +22,14 @@ MAX_STEP_TOKENS = 2048
 """New tokens that one call of a compiled model takes at most."""
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """Plain data of a bundle."""
+
     # A file's numbers travel as they are, so that whoever reads them can name the one that makes no sense.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-class SourceRows(_Frozen):
+class SourceRows(Frozen):
     """All rows of one tensor of the file.
 
     Attributes
@@ -46,7 +48,7 @@ class SourceRows(_Frozen):
     interleaved_heads: int = 0
 
 
-class PackedWeight(_Frozen):
+class PackedWeight(Frozen):
     """A matrix in the kernels' packed layout.
 
     Attributes
@@ -69,7 +71,7 @@ class PackedWeight(_Frozen):
     sources: tuple[SourceRows, ...]
 
 
-class VectorWeight(_Frozen):
+class VectorWeight(Frozen):
     """A vector that is used in float32, from an F32, F16 or BF16 tensor of ``size`` elements."""
 
     parameter: int
@@ -77,7 +79,7 @@ class VectorWeight(_Frozen):
     size: int
 
 
-class RopeTable(_Frozen):
+class RopeTable(Frozen):
     """Rotary embedding angles: position * base ** (-2 i / dim) / (scale * factor[i]) for i in 0 to dim / 2 - 1.
 
     ``factors`` names a float32 tensor of the file with dim / 2 elements, or is None.
@@ -89,7 +91,7 @@ class RopeTable(_Frozen):
     factors: str | None
 
 
-class LibraryMetadata(_Frozen):
+class LibraryMetadata(Frozen):
     """What a runtime must know of a compiled model.
 
     Attributes
@@ -97,7 +99,7 @@ class LibraryMetadata(_Frozen):
     format_version
         Version of the bundle's form.
     architecture, isa, activation_dtype
-        What was compiled, for which ISA level, and how products take their activations.
+        What was compiled, for which ISA level or GPU architecture, and how products take their activations.
     vocab_size, padded_vocab_size, context_window_size, hidden_size
         Rows of the output head, the same with the rows that fill up its last tile, positions that the model was
         trained for, width of the residual stream.
@@ -129,7 +131,7 @@ class LibraryMetadata(_Frozen):
     matrices: tuple[PackedWeight, ...]
 
 
-class CompileRequest(_Frozen):
+class CompileRequest(Frozen):
     """Everything that decides what the compiler produces.
 
     Attributes
@@ -141,9 +143,10 @@ class CompileRequest(_Frozen):
     tensors
         Block type and shape (``[N, K]`` or ``[size]``) of each tensor.
     isa
-        The ISA level.
+        The ISA level, or the architecture of a GPU, such as ``sm_90``.
     activation_dtype
-        ``float32``, or how products take their activations where the weights are quantized: ``int8`` or ``int16``.
+        On a CPU ``float32``, or how products take their activations where the weights are quantized: ``int8`` or
+        ``int16``. On a GPU ``float16`` or ``bfloat16``.
     """
 
     architecture: str
@@ -151,3 +154,8 @@ class CompileRequest(_Frozen):
     tensors: dict[str, tuple[str, tuple[int, ...]]]
     isa: str
     activation_dtype: str
+
+    @property
+    def for_cuda(self) -> bool:
+        """Whether it is for a GPU."""
+        return self.isa.startswith("sm_")
