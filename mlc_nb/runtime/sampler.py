@@ -14,7 +14,7 @@ from mlc_nb.runtime.step import SampledToken
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SamplingState", "TokenConstraint"]
+__all__ = ["SamplingState", "TokenConstraint", "not_finite", "with_logprobs"]
 
 # Below this a softmax has all its mass on the largest logit anyway.
 GREEDY_TEMPERATURE = 1e-5
@@ -61,6 +61,15 @@ class SamplingState:
     logprobs, top_logprobs
         Whether to give log probabilities, and of how many of the likeliest tokens; they are of the model's own
         distribution: before bias, penalties, constraint and temperature.
+
+    Attributes
+    ----------
+    bias_ids, bias
+        The biased tokens, and what is added to the logit of each.
+    has_penalties
+        Whether picked tokens change the logits of the next.
+    counts
+        With penalties, how often each token was picked.
     """
 
     def __init__(
@@ -89,12 +98,28 @@ class SamplingState:
         self.repetition_penalty = repetition_penalty
         self.logprobs = logprobs
         self.top_logprobs = top_logprobs
-        self._bias_ids = np.fromiter(logit_bias or (), dtype=np.int64)
-        self._bias = np.fromiter((logit_bias or {}).values(), dtype=np.float32)
-        self._has_penalties = bool(presence_penalty or frequency_penalty or repetition_penalty != 1.0)
-        self._counts: Counter[int] = Counter()
+        self.bias_ids = np.fromiter(logit_bias or (), dtype=np.int64)
+        self.bias = np.fromiter((logit_bias or {}).values(), dtype=np.float32)
+        self.has_penalties = bool(presence_penalty or frequency_penalty or repetition_penalty != 1.0)
+        self.counts: Counter[int] = Counter()
         # numpy seeds are not negative; the two's complement keeps negative ones apart from all others.
         self._random = np.random.default_rng(None if seed is None else seed % 2**64)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether tokens are drawn; else the likeliest is taken."""
+        return self.temperature >= GREEDY_TEMPERATURE
+
+    def next_uniform(self) -> float:
+        """The number in [0, 1) by which the next token is drawn."""
+        return self._random.random()
+
+    def record(self, token_id: int) -> None:
+        """Go on by a token that was picked."""
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+        if self.has_penalties:
+            self.counts[token_id] += 1
 
     def sample(self, logits: FloatArray) -> SampledToken:
         """Pick the next token and count it.
@@ -113,41 +138,35 @@ class SamplingState:
         token_id = int(np.argmax(adjusted))
         # argmax takes the first NaN where there is one.
         if not np.isfinite(adjusted[token_id]):
-            raise MLCError(
-                "The model gave logits that are not finite numbers: its weights or its compiled library are damaged. "
-                "Delete the cached library, verify the weights and load the model again."
-            )
+            raise not_finite()
         if self.constraint is not None:
             adjusted = np.where(self.constraint.allowed(), adjusted, np.float32(-np.inf))
             token_id = int(np.argmax(adjusted))
-        if self.temperature >= GREEDY_TEMPERATURE:
+        if self.is_random:
             token_id = self._draw(adjusted, adjusted[token_id])
-        if self.constraint is not None:
-            self.constraint.accept(token_id)
-        if self._has_penalties:
-            self._counts[token_id] += 1
+        self.record(token_id)
         if not self.logprobs:
             return SampledToken(token_id)
         return with_logprobs(token_id, logits, self.top_logprobs)
 
     def _adjust(self, logits: FloatArray) -> FloatArray:
         """Apply bias, then penalties, to a copy; the same array where there is nothing to do."""
-        if self._bias_ids.size:
+        if self.bias_ids.size:
             logits = logits.copy()
-            logits[self._bias_ids] += self._bias
-        if self._counts:
-            seen = np.fromiter(self._counts, dtype=np.int64)
-            counts = np.fromiter(self._counts.values(), dtype=np.float32)
+            logits[self.bias_ids] += self.bias
+        if self.counts:
+            seen = np.fromiter(self.counts, dtype=np.int64)
+            counts = np.fromiter(self.counts.values(), dtype=np.float32)
             penalized = logits[seen] - (self.presence_penalty + counts * self.frequency_penalty)
             repetition = np.float32(self.repetition_penalty)
             penalized = np.where(penalized > 0, penalized / repetition, penalized * repetition)
-            if not self._bias_ids.size:
+            if not self.bias_ids.size:
                 logits = logits.copy()
             logits[seen] = penalized
         return logits
 
     def _draw(self, logits: FloatArray, largest: np.float32) -> int:
-        uniform = self._random.random()
+        uniform = self.next_uniform()
         with np.errstate(over="ignore"):  # a quotient of minus infinity is a weight of 0, as it should be
             weights = np.exp((logits - largest) / np.float32(self.temperature))
         if not (0 < self.top_k < weights.size or self.top_p < 1.0 or self.min_p > 0.0):
@@ -164,6 +183,14 @@ class SamplingState:
             ids = _likeliest(weights, size) if size < weights.size else np.arange(weights.size)
         # The largest weight is 1, so min_p is a plain threshold, and one id always passes.
         return ids[weights[ids] >= np.float32(self.min_p)] if self.min_p > 0.0 else ids
+
+
+def not_finite() -> MLCError:
+    """The error for logits of which none is the largest."""
+    return MLCError(
+        "The model gave logits that are not finite numbers: its weights or its compiled library are damaged. "
+        "Delete the cached library, verify the weights and load the model again."
+    )
 
 
 def with_logprobs(token_id: int, logits: FloatArray, top_logprobs: int) -> SampledToken:
