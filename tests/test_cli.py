@@ -187,7 +187,7 @@ def test_the_doctor_says_what_is_well_and_what_is_not(tmp_path: Path) -> None:
 def test_a_complete_cache_that_cannot_be_written_is_a_warning(
     warm_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mlc_nb.cli import doctor
+    from mlc_nb import doctor
 
     def refuse(**_options: object) -> None:
         raise PermissionError("read-only")

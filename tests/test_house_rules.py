@@ -39,10 +39,13 @@ ARROWS: dict[str, set[str]] = {
     "runtime": {"library", "quantization"},
     "engine": {"runtime", "architectures"},
     "lifecycle": {"engine"},
-    "registry": {"lifecycle", "engine"},
+    "presence": {"weights"},
+    "registry": {"lifecycle", "engine", "presence"},
+    "inventory": {"library"},
+    "doctor": {"inventory", "engine"},
     "batch": {"registry"},
-    "notebook": {"registry"},
-    "cli": {"registry"},
+    "notebook": {"batch", "doctor", "registry"},
+    "cli": {"doctor", "registry"},
 }
 PARTS_THAT_ARE_ROOMS: dict[tuple[str, ...], str] = {
     ("compiler", "kernels"): "kernels",

@@ -76,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     remove.add_argument("--libraries", action="store_true", help="every compiled library")
     remove.set_defaults(run=_remove_from_cache, parser=remove)
 
+    processes = commands.add_parser("ps", help="list the engines of every kernel and program of yours on this machine")
+    processes.set_defaults(run=_processes)
+
     doctor = commands.add_parser("doctor", help="check whether models can run on this machine")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -111,7 +114,13 @@ def _remove_from_cache(options: argparse.Namespace) -> int:
     return remove(options.models, all_models=options.all_models, libraries=options.libraries)
 
 
+def _processes(_options: argparse.Namespace) -> int:
+    from mlc_nb.cli.processes import list_processes
+
+    return list_processes()
+
+
 def _doctor(_options: argparse.Namespace) -> int:
-    from mlc_nb.cli.doctor import examine
+    from mlc_nb.doctor import examine
 
     return examine()

@@ -1,4 +1,4 @@
-"""``mlc-nb doctor``: can models run on this machine, and if not, why."""
+"""``mlc-nb doctor`` and ``%mlc_doctor``: can models run on this machine, and if not, why."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class _CautionError(MLCError):
 
 
 def _cache() -> str:
-    from mlc_nb.cli.cache import cached_libraries, cached_models
+    from mlc_nb.inventory import cached_libraries, cached_models
     from mlc_nb.weights.cache import cache_root, disk_errors
 
     root = cache_root()
