@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlc_nb import lifecycle
+from mlc_nb import lifecycle, presence
 from mlc_nb.engine.provider import create_core, set_core_provider
 from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError, ModelNotFoundError
+from mlc_nb.presence import EngineOfProcess
 from mlc_nb.weights.source import ALIASES
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class _Registry:
                 if entry is None or mine:
                     entry = self._entries[key] = _Entry(key, model)
             if mine:
+                self.tell()
                 return self._load(entry, config)
             while not entry.done.wait(_WAIT_S):
                 pass
@@ -149,6 +151,11 @@ class _Registry:
             core.begin_terminate()
         for core in cores:
             core.terminate()
+        self.tell()
+
+    def tell(self) -> None:
+        """Let other processes know which engines there are."""
+        presence.publish([_told(entry) for entry in self.entries() if entry.state in ("loading", "ready")])
 
     def _load(self, entry: _Entry, config: EngineConfig) -> EngineCore:
         key = entry.key
@@ -157,6 +164,7 @@ class _Registry:
             with self._lock:
                 cancelled = entry.cancelled
                 entry.core = None if cancelled else core
+                core.on_end = self.tell
             if cancelled:
                 core.terminate()
                 raise EngineTerminatedError(f"{entry.name} was unloaded while it was being loaded: load it again.")
@@ -168,6 +176,7 @@ class _Registry:
             raise
         finally:
             entry.done.set()
+            self.tell()
         return core
 
 
@@ -282,6 +291,14 @@ def _row(entry: _Entry) -> EngineRow:
         requests_waiting=metrics.waiting_requests,
         decode_tokens_per_s=speed,
     )
+
+
+def _told(entry: _Entry) -> EngineOfProcess:
+    row = _row(entry)
+    parts = (row.weight_bytes, row.kv_bytes, row.workspace_bytes)
+    memory = sum(part or 0 for part in parts) if row.state == "ready" else None
+    notebook = os.environ.get("JPY_SESSION_NAME")  # set by Jupyter's servers
+    return EngineOfProcess(os.getpid(), notebook, row.model, row.scheme, row.device, row.state, memory)
 
 
 def _terminate_all(seconds: float) -> None:

@@ -50,6 +50,11 @@ class EngineCore:
     config
         Limits and sizes, resolved by `resolve_engine_config`.
 
+    Attributes
+    ----------
+    on_end
+        Called once, on the engine's thread, when the engine has ended and its memory is free.
+
     Raises
     ------
     MLCError
@@ -64,7 +69,9 @@ class EngineCore:
         self._model: LoadedModel | None = model
         self._token_bytes: TokenBytes | None = TokenBytes(model.tokenizer)
         self._failure: BaseException | None = None
+        self.on_end: Callable[[], None] = _do_nothing
         self._process_id = os.getpid()
+        self._last_used = monotonic()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._in_flight: dict[str, ActiveRequest] = {}
@@ -91,6 +98,12 @@ class EngineCore:
             self._check_ready()
             assert self._model is not None  # it is dropped in the same locked section that ends the ready state
             return self._model
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the last request ended (or since the start); 0 while one is in flight."""
+        with self._lock:
+            return 0.0 if self._in_flight else monotonic() - self._last_used
 
     @property
     def max_sequence_length(self) -> int:
@@ -266,6 +279,7 @@ class EngineCore:
                 _close(runner)
             if hasattr(self, "_loop"):
                 self._loop.let_go()
+            self.on_end()
 
     def _read_inbox(self) -> None:
         """Handle all messages; wait for one where there is nothing else to do."""
@@ -279,6 +293,7 @@ class EngineCore:
         with self._lock:
             if self._in_flight.get(active.request.request_id) is active:
                 del self._in_flight[active.request.request_id]
+                self._last_used = monotonic()
 
     def _reset(self, done: threading.Event) -> None:
         self._loop.reset()
@@ -319,4 +334,4 @@ def _close(runner: ModelRunner) -> None:
 
 
 def _do_nothing() -> None:
-    """Wake the engine thread."""
+    """Wake the engine thread, or leave an end to itself."""
