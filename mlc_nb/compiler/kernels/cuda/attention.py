@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +78,7 @@ class CudaAttentionShape:
 
 def softmax_scale(head_dim: int) -> float:
     """The argument ``scale`` of both attention kernels: ``head_dim ** -0.5``, for exponentials to the base 2."""
-    return head_dim**-0.5 * 1.4426950408889634
+    return 1.4426950408889634 / math.sqrt(head_dim)
 
 
 def rotate_and_append(shape: CudaAttentionShape) -> CudaKernel:
@@ -170,7 +171,8 @@ extern "C" __global__ void __launch_bounds__({32 * _PREFILL_WARPS}) {entry}(
     const u16* queries, const int* tiles, const int* page_tables, const u16* pages, u16* out, float scale,
     int page_table_width, int num_pages, int layer) {{
     typedef PrefillAttention<{shape.template}, {_PREFILL_WARPS}> Kernel;
-    Kernel::run(Kernel::Arguments{{queries, tiles, page_tables, pages, out, scale, page_table_width, num_pages, layer}});
+    Kernel::run(Kernel::Arguments{{queries, tiles, page_tables, pages, out, scale, page_table_width, num_pages,
+                                  layer}});
 }}""",
         arguments=(
             KernelArgument("queries", shape.dtype),

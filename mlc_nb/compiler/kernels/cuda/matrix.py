@@ -97,8 +97,8 @@ class CudaMatrix:
 def pack_matrix(matrix: CudaMatrix) -> CudaKernel:
     """Kernel that packs rows of a quantized tensor of a file into ``matrix``; run it once for each stacked tensor.
 
-    ``source`` holds the tensor's rows as in the file (MLC: the uint32 codes, with ``source_scales`` beside them, which is
-    null for GGUF). They become the rows from ``first_row``. ``interleaved_head_size`` is 0, or the head size where a
+    ``source`` holds the tensor's rows as in the file (MLC: the uint32 codes, with ``source_scales`` beside them, which
+    is null for GGUF). They become the rows from ``first_row``. ``interleaved_head_size`` is 0, or the head size where a
     file stores rotary pairs side by side (GGUF's query and key tensors of the Llama family).
     """
     assert matrix.quantized

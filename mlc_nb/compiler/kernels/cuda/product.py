@@ -1,14 +1,20 @@
-"""Products of a weight matrix with up to 64 tokens. (More tokens: cuBLAS, after `dequantize_matrix` where quantized.)"""
+"""Products of a weight matrix with up to 64 tokens.
+
+More tokens are cuBLAS's business, after `dequantize_matrix` where the matrix is quantized.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from mlc_nb.compiler.kernels.cuda.kernel import CudaKernel, KernelArgument
-from mlc_nb.compiler.kernels.cuda.matrix import CudaMatrix
 
-__all__ = ["MOST_TOKENS", "Epilogue", "HeadLayout", "skinny_product"]
+if TYPE_CHECKING:
+    from mlc_nb.compiler.kernels.cuda.matrix import CudaMatrix
+
+__all__ = ["MOST_TOKENS", "Epilogue", "HeadLayout", "ProductPlan", "even_grid", "product_plan", "skinny_product"]
 
 MOST_TOKENS = 64
 """Tokens that a `skinny_product` takes at most."""
@@ -46,6 +52,70 @@ class HeadLayout:
     first_head: int = 0
 
 
+@dataclass(frozen=True)
+class ProductPlan:
+    """How a product is shared out.
+
+    Attributes
+    ----------
+    token_tiles
+        Of 8 tokens: 1, 2, 4 or 8.
+    row_tiles
+        Tiles of 16 rows that a warp works on at once.
+    splits
+        Warps that share the columns of a tile.
+    groups
+        Such groups of warps in a block.
+    units
+        Blocks of 64 columns that a warp loads at once.
+    blocks_per_multiprocessor
+        Blocks that must fit on a multiprocessor; it bounds the registers.
+    grid
+        Blocks; each takes one tile after another.
+    """
+
+    token_tiles: int
+    row_tiles: int
+    splits: int
+    groups: int
+    units: int
+    blocks_per_multiprocessor: int
+    grid: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.splits * self.groups
+
+
+def product_plan(matrix: CudaMatrix, tokens: int, multiprocessors: int) -> ProductPlan:
+    """The plan that was best when measured (``benchmarks/gpu_kernels.py``)."""
+    token_tiles = next(n for n in (1, 2, 4, 8) if 8 * n >= tokens)
+    # Each warp should have a few loads of 16 bytes in flight, and a multiprocessor some 16 to 24 warps.
+    row_tiles = 2 if token_tiles == 8 and matrix.quantized else 1
+    splits = 8 if token_tiles <= 2 else 4
+    groups = 8 // splits
+    wide = not matrix.quantized or matrix.block_type == "Q8_0"
+    units = (2 if token_tiles <= 2 else 1) if wide else (4 if token_tiles == 1 else 2 if row_tiles == 1 else 1)
+    units = min(units, -(-matrix.blocks // splits))
+    blocks_per_multiprocessor = 3 if token_tiles == 1 and not wide else 2
+    return ProductPlan(
+        token_tiles,
+        row_tiles,
+        splits,
+        groups,
+        units,
+        blocks_per_multiprocessor,
+        even_grid(matrix.tiles, groups * row_tiles, multiprocessors * blocks_per_multiprocessor),
+    )
+
+
+def even_grid(tiles: int, tiles_at_once: int, most_blocks: int) -> int:
+    """Blocks such that each takes as many tiles as every other, or one less."""
+    rounds = -(-tiles // tiles_at_once)
+    return -(-rounds // -(-rounds // most_blocks))
+
+
 def skinny_product(
     matrix: CudaMatrix,
     epilogue: Epilogue,
@@ -54,6 +124,7 @@ def skinny_product(
     heads: HeadLayout | None = None,
     bias: bool = False,
     multiprocessors: int = 132,
+    plan: ProductPlan | None = None,
 ) -> CudaKernel:
     """Kernel that multiplies ``matrix`` with up to ``tokens`` rows of activations.
 
@@ -71,6 +142,8 @@ def skinny_product(
         Whether a bias of the activations' dtype ``[rows]`` is added first.
     multiprocessors
         Of the device that the grid is made for; any device gives the same result.
+    plan
+        How the work is shared out, instead of what `product_plan` says.
 
     Returns
     -------
@@ -82,7 +155,7 @@ def skinny_product(
     assert (heads is not None) == (epilogue is Epilogue.ROTATE_APPEND)
     assert epilogue is not Epilogue.GATED_SILU or matrix.pair == matrix.rows // 2
     assert heads is None or matrix.pair == heads.head_size // 2
-    plan = _plan(matrix, tokens, multiprocessors)
+    plan = plan or product_plan(matrix, tokens, multiprocessors)
     entry = f"product_{epilogue.value.lower()}_{matrix.suffix}_{plan.token_tiles * 8}"
     if heads is not None:
         entry += f"_{heads.query_heads}_{heads.kv_heads}_{heads.head_size}_{heads.first_head}"
@@ -127,39 +200,6 @@ extern "C" __global__ void __launch_bounds__({plan.threads}, {plan.blocks_per_mu
         threads=plan.threads,
         minimum_capability=80 if matrix.bfloat16 else 75,
     )
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How a product is shared out: the template parameters of ``SkinnyProduct``, and its grid."""
-
-    token_tiles: int
-    row_tiles: int
-    splits: int
-    groups: int
-    units: int
-    blocks_per_multiprocessor: int
-    grid: int
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.splits * self.groups
-
-
-def _plan(matrix: CudaMatrix, tokens: int, multiprocessors: int) -> _Plan:
-    token_tiles = next(n for n in (1, 2, 4, 8) if 8 * n >= tokens)
-    # Each warp should have a few loads of 16 bytes in flight, and a multiprocessor some 16 to 24 warps.
-    row_tiles = 2 if token_tiles == 8 and matrix.quantized else 1
-    splits = 8 if token_tiles <= 2 else 4
-    groups = 8 // splits
-    units = (1 if token_tiles > 2 else 2) if not matrix.quantized or matrix.block_type == "Q8_0" else 4 // row_tiles
-    units = min(units, -(-matrix.blocks // splits))
-    blocks_per_multiprocessor = 3 if token_tiles == 1 else 2
-    # As many rounds as all blocks at once need, shared out evenly.
-    rounds = -(-matrix.tiles // (groups * row_tiles))
-    at_once = multiprocessors * blocks_per_multiprocessor
-    each = -(-rounds // at_once)
-    return _Plan(token_tiles, row_tiles, splits, groups, units, blocks_per_multiprocessor, -(-rounds // each))
 
 
 def _out_dtype(matrix: CudaMatrix, epilogue: Epilogue) -> str:
