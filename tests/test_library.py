@@ -38,7 +38,7 @@ SMALLEST = TinyLlama(layers=1, hidden=32, inner=32, heads=4, kv_heads=1)
 ISA = "avx2" if "avx2" in runnable_isas() else runnable_isas()[0]
 CONFIG = EngineConfig(activation_dtype="float32", max_single_sequence_length=64)
 REPOSITORY = str(Path(__file__).resolve().parent.parent)
-FILES = ("model.ro", "model.o", "metadata.json", "request.json", "manifest.json")
+FILES = ("model.ro", "model.o", "crew.o", "metadata.json", "request.json", "manifest.json")
 
 
 def request_of(path: Path, isa: str | None = None) -> CompileRequest:
@@ -135,7 +135,7 @@ def test_a_bundle_says_what_it_is(filled_cache: Path, model: Path) -> None:
     assert sorted(path.name for path in bundle.directory.iterdir()) == sorted(FILES)
     assert load_bundle(bundle.directory) == bundle
     assert bundle.executable.is_file()
-    assert bundle.objects.is_file()
+    assert all(path.is_file() for path in bundle.objects)
 
 
 def test_an_intact_bundle_is_opened_without_writing(filled_cache: Path, model: Path, boot_code: Any) -> None:

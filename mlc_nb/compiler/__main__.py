@@ -1,7 +1,8 @@
 """The compiler's child process: a `CompileRequest` as JSON on standard input, a folder to write to as its argument.
 
-Writes ``model.ro``, ``model.o`` and ``metadata.json``. An error that has a message for the user goes to standard output
-as JSON (``error``, ``message``) with exit status 3; anything else ends with a traceback on standard error.
+Writes ``model.ro``, ``model.o``, ``crew.o`` and ``metadata.json``. An error that has a message for the user goes to
+standard output as JSON (``error``, ``message``) with exit status 3; anything else ends with a traceback on standard
+error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def main() -> int:
     request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
     try:
         family = importlib.import_module(architecture_module(request.architecture))
+        from mlc_nb.compiler.kernels.cpu.crew import write_crew
         from mlc_nb.compiler.kernels.cpu.isa import isa_level
         from mlc_nb.compiler.pipeline import build_library
 
@@ -30,6 +32,7 @@ def main() -> int:
         level = isa_level(request.isa)
         with disk_errors(directory):
             build_library(model, model.forward_spec(), level, directory / "model.ro", directory / "model.o")
+            write_crew(level, directory / "crew.o")
             (directory / "metadata.json").write_text(metadata.model_dump_json(indent=1), encoding="utf-8")
     except MLCError as error:
         json.dump({"error": type(error).__name__, "message": str(error)}, sys.stdout)

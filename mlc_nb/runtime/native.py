@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlc_nb.errors import DeviceUnavailableError, ModelFormatError
-from mlc_nb.runtime.cores import usable_cores
 
-__all__ = ["load_native", "load_virtual_machine", "return_free_memory", "use_threads"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["load_native", "load_virtual_machine", "return_free_memory"]
 
 _LIBRARY = {"win32": "tvm_runtime.dll", "darwin": "libtvm_runtime.dylib"}.get(sys.platform, "libtvm_runtime.so")
-
-# Yields before a waiting worker of the thread pool sleeps: enough to bridge the gaps within a step (some tens of
-# microseconds), too few to keep a core busy between steps.
-_SPIN_COUNT = "2000"
 
 _CPU_DEVICE_TYPE = 1
 _POOLED_ALLOCATOR = 2
@@ -29,10 +26,7 @@ _loaded: Any = None
 
 
 def load_native() -> Any:
-    """Load TVM's runtime library once, with thread settings that suit a shared machine, and return ``tvm_ffi``.
-
-    Workers are not pinned to cores, since two kernels on one machine would be pinned to the same ones. Settings that
-    the user made in the environment are kept.
+    """Load TVM's runtime library once and return ``tvm_ffi``.
 
     Raises
     ------
@@ -43,9 +37,6 @@ def load_native() -> Any:
     with _lock:
         if _loaded is not None:
             return _loaded
-        os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
-        os.environ.setdefault("TVM_BIND_THREADS", "0")
-        os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", _SPIN_COUNT)
         import tvm_ffi
 
         path = _library_path()
@@ -70,18 +61,11 @@ def _library_path() -> Path:
     )
 
 
-def use_threads(count: int | None) -> int:
-    """Set the number of threads of the calling thread's pool; None takes the usable cores. Returns the number."""
-    threads = count or usable_cores()
-    mode_all_cores = 0
-    load_native().get_global_func("runtime.config_threadpool")(mode_all_cores, threads)
-    return threads
+def load_virtual_machine(executable: Path, objects: Iterable[Path]) -> tuple[Any, Any]:
+    """Link a bundle's object files in memory.
 
-
-def load_virtual_machine(executable: Path, objects: Path) -> Any:
-    """Link a bundle's object file in memory and return a relax virtual machine that is ready to be called.
-
-    The module must be kept as long as anything that it made.
+    Returns the linked kernels, and a relax virtual machine that calls them. Both must be kept as long as anything that
+    they made.
 
     Raises
     ------
@@ -93,7 +77,9 @@ def load_virtual_machine(executable: Path, objects: Path) -> Any:
 
     try:
         # The objects have a plain C interface: naming no C++ compiler keeps the linker from looking for one's runtime.
-        kernels = tvm_ffi_orcjit.default_session().load_module([str(objects)], cxx="no-compiler-is-needed")
+        kernels = tvm_ffi_orcjit.default_session().load_module(
+            [str(path) for path in objects], cxx="no-compiler-is-needed"
+        )
         program = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")(str(executable))
         program.import_module(kernels)
         machine = program["vm_load_executable"]()
@@ -102,7 +88,7 @@ def load_virtual_machine(executable: Path, objects: Path) -> Any:
         machine["vm_initialization"](_CPU_DEVICE_TYPE, 0, _POOLED_ALLOCATOR)
     except Exception as error:
         raise ModelFormatError(f"the model library {executable.parent} cannot be loaded: {error}") from error
-    return machine
+    return kernels, machine
 
 
 def return_free_memory() -> None:
