@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from mlc_nb.notebook.kernel_end import KernelEnd
-from mlc_nb.notebook.magics import MLCMagics
+from mlc_nb.notebook.magics.chat import ChatMagics
+from mlc_nb.notebook.magics.common import ShellState
+from mlc_nb.notebook.magics.engines import EngineMagics
+from mlc_nb.notebook.magics.overview import OverviewMagics, overview
 from mlc_nb.notebook.prompt_cell import PromptCells
+from mlc_nb.notebook.settings import MLCMagics
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["load", "unload"]
+__all__ = ["GROUPS", "load", "unload"]
+
+GROUPS = (ChatMagics, EngineMagics, OverviewMagics)
+"""The classes whose methods are our magics."""
+
+_PROMPT_CELLS = ("mlc_chat", "mlc_complete")
+
+OverviewMagics.mlc.__doc__ = overview(GROUPS)
 
 
 class _Extension:
@@ -20,23 +31,28 @@ class _Extension:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self._cells = PromptCells(shell, names=["mlc_chat"])
-        self._magics = MLCMagics(shell, self._cells)
+        self._cells = PromptCells(shell, names=_PROMPT_CELLS)
+        self._settings = MLCMagics(parent=shell)
+        state = ShellState(shell, self._settings, self._cells)
+        self._groups = [group(state) for group in GROUPS]
         kernel = getattr(shell, "kernel", None)
         self._kernel_end = KernelEnd(kernel) if kernel is not None else None
-        shell.register_magics(self._magics)
-        # Magics have put themselves there, which is how %config finds them.
+        shell.register_magics(*self._groups)
+        # Where %config looks. The groups have put themselves there as well and have nothing to configure.
         self._configurables = cast("list[Any]", shell.configurables)
+        self._configurables.append(self._settings)
 
     def remove(self) -> None:
         if self._kernel_end is not None:
             self._kernel_end.detach()
         self._cells.detach()
-        self._configurables.remove(self._magics)
+        for ours in (self._settings, *self._groups):
+            self._configurables.remove(ours)
         manager = self._shell.magics_manager
-        manager.registry.pop(type(self._magics).__name__, None)
+        for group in self._groups:
+            manager.registry.pop(type(group).__name__, None)
         for magics in manager.magics.values():
-            for name in [name for name, magic in magics.items() if getattr(magic, "__self__", None) is self._magics]:
+            for name in [name for name, magic in magics.items() if getattr(magic, "__self__", None) in self._groups]:
                 del magics[name]
 
 

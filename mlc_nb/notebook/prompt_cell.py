@@ -33,7 +33,7 @@ class PromptCells:
 
     def __init__(self, shell: InteractiveShell, names: Sequence[str]) -> None:
         self._shell = shell
-        self._first_line = re.compile(rf"%%({'|'.join(names)})(?:[ \t]+(.*))?\s*")
+        self._first_line = re.compile(rf"%%({'|'.join(names)})(?:[ \t]+(.*)|(;))?\s*")
         self._raw_cell = ""
         transforms: list[Any] = shell.input_transformer_manager.cleanup_transforms
         transforms.insert(0, self)
@@ -67,4 +67,4 @@ class PromptCells:
         if match is None:
             return lines
         body = "".join(lines[start + 1 :]) or "\n"  # IPython refuses an empty body before the magic sees its options
-        return [f"get_ipython().run_cell_magic({match[1]!r}, {(match[2] or '').rstrip()!r}, {body!r})\n"]
+        return [f"get_ipython().run_cell_magic({match[1]!r}, {(match[2] or match[3] or '').rstrip()!r}, {body!r})\n"]

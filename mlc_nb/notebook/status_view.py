@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING
+
+from mlc_nb.notebook.table import table_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +30,7 @@ def status_bundle(rows: Sequence[EngineRow]) -> dict[str, str]:
     """Return the representations of the table of engines by MIME type."""
     if not rows:
         return {"text/plain": _NOTHING}
-    cells = [_cells(row) for row in rows]
-    return {"text/plain": _text(cells), "text/html": _html(cells)}
+    return table_bundle(_HEADINGS, [_cells(row) for row in rows])
 
 
 def _cells(row: EngineRow) -> tuple[str, ...]:
@@ -48,16 +48,3 @@ def _cells(row: EngineRow) -> tuple[str, ...]:
 
 def _mebibytes(size: int | None) -> str:
     return "-" if size is None else f"{size / 2**20:,.1f} MiB"
-
-
-def _text(rows: Sequence[tuple[str, ...]]) -> str:
-    table = [_HEADINGS, *rows]
-    widths = [max(len(line[column]) for line in table) for column in range(len(_HEADINGS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def _html(rows: Sequence[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in _HEADINGS)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
     from mlc_nb.notebook.answer_format import AnswerFormat
 
-__all__ = ["CellOutput", "StreamView", "note_bundle", "open_view"]
+__all__ = ["CellOutput", "StreamView", "note_bundle", "open_view", "show_note"]
+
+# Control characters, which could command a terminal, as the pictures of themselves.
+_HARMLESS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_HARMLESS |= dict.fromkeys(range(0x80, 0xA0), 0x2426)
 
 UPDATE_INTERVAL_S = 0.08
 """Seconds between two updates of a cell: 12 a second look continuous, and a front end renders the whole text each."""
@@ -65,9 +69,35 @@ class StreamView(Protocol):
         """Show the whole answer and, when not empty, one line below it."""
 
 
-def open_view(shell: InteractiveShell, answer_format: AnswerFormat = "markdown") -> StreamView:
-    """Choose the view that suits ``shell``: a cell under a Jupyter kernel, text elsewhere."""
-    return _CellView(shell, answer_format) if getattr(shell, "kernel", None) is not None else _TerminalView()
+def open_view(
+    shell: InteractiveShell, answer_format: AnswerFormat = "markdown", *, raw: bool = False, silent: bool = False
+) -> StreamView:
+    """Choose the view that suits ``shell``: a cell under a Jupyter kernel, text elsewhere.
+
+    Parameters
+    ----------
+    raw
+        The answer alone, as text on stdout.
+    silent
+        Nothing at all.
+    """
+    if silent:
+        return _SilentView()
+    if raw:
+        return _RawView()
+    return _CellView(shell, answer_format) if _in_kernel(shell) else _TerminalView()
+
+
+def show_note(shell: InteractiveShell, text: str) -> None:
+    """Show one small line below what the running cell has shown so far."""
+    if _in_kernel(shell):
+        CellOutput(shell).show(note_bundle(text))
+    else:
+        print(text, flush=True)
+
+
+def _in_kernel(shell: InteractiveShell) -> bool:
+    return getattr(shell, "kernel", None) is not None
 
 
 class _CellView:
@@ -112,6 +142,49 @@ class _CellView:
         self._next_update = time.monotonic() + UPDATE_INTERVAL_S
 
 
+class _SilentView:
+    """Shows nothing."""
+
+    def wait_for(self, what: str) -> None:
+        pass
+
+    def begin(self, model: str, stop: Callable[[], None]) -> None:
+        pass
+
+    def add(self, text: str) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+    def finish(self, note: str) -> None:
+        pass
+
+
+class _RawView(_SilentView):
+    """The answer on stdout, character by character what the model wrote, at a rate that front ends can take."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._next_update = 0.0
+
+    def add(self, text: str) -> None:
+        self._held += text
+        self.tick()
+
+    def tick(self) -> None:
+        if self._held and time.monotonic() >= self._next_update:
+            self._flush()
+
+    def finish(self, note: str) -> None:  # noqa: ARG002 - the answer alone
+        self._flush()
+
+    def _flush(self) -> None:
+        print(self._held, end="", flush=True)
+        self._held = ""
+        self._next_update = time.monotonic() + UPDATE_INTERVAL_S
+
+
 class _TerminalView:
     """Text goes out as it comes: a terminal cannot take lines back."""
 
@@ -127,7 +200,7 @@ class _TerminalView:
     def add(self, text: str) -> None:
         if text:
             self._last = text
-            print(text, end="", flush=True)
+            print(text.translate(_HARMLESS), end="", flush=True)
 
     def tick(self) -> None:
         pass

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
     from tests.notebook.conftest import Kernel, Run
 
-LONG = (
-    "%%mlc_chat --reset --temperature 0.7 --seed 1 --max-tokens 1500\nTell me a long story about a lighthouse keeper."
-)
+LONG = "%%mlc_chat --new --temperature 0.7 --seed 1 --max-tokens 1500\nTell me a long story about a lighthouse keeper."
 
 
 def value_of(kernel: Kernel, expression: str) -> object:
@@ -26,7 +24,7 @@ def value_of(kernel: Kernel, expression: str) -> object:
 
 def test_an_answer_streams_into_one_output(kernel: Kernel) -> None:
     run = kernel.run(
-        "%%mlc_chat --reset --temperature 0 --max-tokens 200\n"
+        "%%mlc_chat --new --temperature 0 --max-tokens 200\n"
         "Name the capital of France and tell me two things it is famous for."
     )
     assert run.reply["status"] == "ok", run.errors
@@ -47,7 +45,7 @@ def test_an_answer_streams_into_one_output(kernel: Kernel) -> None:
 
 
 def test_the_response_is_in_underscore_out_and_the_named_variable(kernel: Kernel) -> None:
-    run = kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 20 -o reply\nWhat is the capital of Italy?")
+    run = kernel.run("%%mlc_chat --new --temperature 0 --max-tokens 20 -o reply\nWhat is the capital of Italy?")
     number = run.reply["execution_count"]
     assert not run.of_type("execute_result"), "the answer was shown twice"
     assert value_of(kernel, f"[_ is reply, Out[{number}] is reply, reply.text]") == [True, True, run.answer]
@@ -71,7 +69,7 @@ if "seen" not in globals():
 def test_the_conversation_goes_on_and_can_be_reset(kernel: Kernel) -> None:
     kernel.run(RECORD)
     first = kernel.run(
-        "%%mlc_chat --reset --temperature 0 --max-tokens 20\nWhat is the capital of France? Answer in one sentence."
+        "%%mlc_chat --new --temperature 0 --max-tokens 20\nWhat is the capital of France? Answer in one sentence."
     )
     run = kernel.run("%%mlc_chat --temperature 0 --max-tokens 60\nName three sights there.")
     assert value_of(kernel, "seen[-1]") == [
@@ -103,7 +101,7 @@ def test_the_conversation_goes_on_and_can_be_reset(kernel: Kernel) -> None:
 def test_the_prompt_arrives_byte_for_byte(kernel: Kernel, prompt: str) -> None:
     kernel.run(RECORD)
     kernel.run("name = x = 'expanded'")
-    run = kernel.run(f"%%mlc_chat --reset --temperature 0 --max-tokens 1\n{prompt}")
+    run = kernel.run(f"%%mlc_chat --new --temperature 0 --max-tokens 1\n{prompt}")
     assert run.reply["status"] == "ok", run.errors
     assert value_of(kernel, "seen[-1]") == [["user", prompt]]
 
@@ -111,13 +109,13 @@ def test_the_prompt_arrives_byte_for_byte(kernel: Kernel, prompt: str) -> None:
 def test_options_keep_their_text_and_the_system_prompt_stays(kernel: Kernel) -> None:
     kernel.run(RECORD)
     system = r"Answer like {x} costs $5 \o/"
-    kernel.run(f'%%mlc_chat --reset --system "{system}" --temperature 0 --max-tokens 1\nHi')
+    kernel.run(f'%%mlc_chat --new --system "{system}" --temperature 0 --max-tokens 1\nHi')
     kernel.run("%%mlc_chat --temperature 0 --max-tokens 1\nAgain")
     roles = [message[0] for message in value_of(kernel, "seen[-1]")]
     assert roles == ["system", "user", "assistant", "user"]
     assert value_of(kernel, "seen[-1][0][1]") == system
     run = kernel.run(
-        '%%mlc_chat --reset --temperature 0 --max-tokens 40 --stop "\\n" --stop Paris -o cut\n'
+        '%%mlc_chat --new --temperature 0 --max-tokens 40 --stop "\\n" --stop Paris -o cut\n'
         "What is the capital of France? Answer in one sentence."
     )
     assert "Paris" not in run.answer
@@ -152,7 +150,7 @@ def test_a_wrong_option_is_one_line(kernel: Kernel, cell: str, said: str) -> Non
         ("%%mlc_chat -m smolm2\nHi", "ModelNotFoundError", "Did you mean smollm2?"),
         ("%%mlc_chat --temperature -1\nHi", "BadRequestError", "temperature"),
         ("%%mlc_chat --max-tokens 0\nHi", "BadRequestError", "max_tokens"),
-        ("%%mlc_chat --reset\n" + "word " * 9000, "BadRequestError", "tokens"),
+        ("%%mlc_chat --new\n" + "word " * 9000, "BadRequestError", "tokens"),
         ("%mlc_unload nothing", "ModelNotFoundError", "nothing"),
     ],
 )
@@ -165,15 +163,15 @@ def test_an_error_is_one_message_and_the_cell_fails(kernel: Kernel, cell: str, n
     assert said in error["evalue"]
     assert not [data for data in run.displays.values() if data["text/plain"]]
     assert "text/markdown" not in str(run.displays)
-    assert kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 5\nHi").reply["status"] == "ok"
+    assert kernel.run("%%mlc_chat --new --temperature 0 --max-tokens 5\nHi").reply["status"] == "ok"
 
 
 def test_a_conversation_without_room_names_the_way_out(kernel: Kernel) -> None:
-    kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 1\n" + "word " * 4500)
+    kernel.run("%%mlc_chat --new --temperature 0 --max-tokens 1\n" + "word " * 4500)
     (error,) = kernel.run("%%mlc_chat\n" + "word " * 4500).errors
     assert error["ename"] == "BadRequestError"
-    assert "`%%mlc_chat --reset`" in error["evalue"]
-    assert kernel.run("%%mlc_chat --reset --max-tokens 1\nHi").reply["status"] == "ok"
+    assert "`%%mlc_chat --new`" in error["evalue"]
+    assert kernel.run("%%mlc_chat --new --max-tokens 1\nHi").reply["status"] == "ok"
 
 
 @pytest.mark.parametrize("magic", ["%%mlc_chat", "%mlc_load", "%mlc_unload", "%mlc_status", "%mlc_reset"])
@@ -186,7 +184,7 @@ def test_help_shows_the_options(kernel: Kernel, magic: str) -> None:
 
 def test_a_conversation_outlives_the_engine_and_the_extension(kernel: Kernel) -> None:
     kernel.run(RECORD)
-    kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 1\nBefore")
+    kernel.run("%%mlc_chat --new --temperature 0 --max-tokens 1\nBefore")
     kernel.run("import mlc_nb\nwith mlc_nb.MLCEngine(): pass")
     assert value_of(kernel, "len(mlc_nb.engines())") == 1
     kernel.run("%mlc_unload")
@@ -221,7 +219,7 @@ def test_interrupt_keeps_what_was_said_and_the_engine_serves_on(kernel: Kernel) 
     assert [role for role, _ in value_of(kernel, "seen[-1]")] == ["user", "assistant", "user"]
     assert value_of(kernel, "seen[-1][1][1]") == run.answer
     fresh = kernel.run(
-        "%%mlc_chat --reset --temperature 0 --max-tokens 40\nWhat is the capital of France? Answer in one sentence."
+        "%%mlc_chat --new --temperature 0 --max-tokens 40\nWhat is the capital of France? Answer in one sentence."
     )
     assert "Paris" in fresh.answer
     assert value_of(kernel, "__import__('mlc_nb').engines()[0].pages_used") == 0
@@ -229,7 +227,7 @@ def test_interrupt_keeps_what_was_said_and_the_engine_serves_on(kernel: Kernel) 
 
 def test_interrupt_before_the_first_word_leaves_no_trace(kernel: Kernel) -> None:
     kernel.run(RECORD)
-    kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 1\nBefore")
+    kernel.run("%%mlc_chat --new --temperature 0 --max-tokens 1\nBefore")
     prompt = "word " * 6000  # seconds of prefill, however fast the machine
     message = kernel.client.execute(f"%%mlc_chat --temperature 0\n{prompt}")
     time.sleep(0.4)
@@ -266,7 +264,7 @@ def test_interrupt_while_the_model_is_compiled(kernel: Kernel, warm_model: Path,
     )
     assert kernel.process.children() == []
     kernel.run("os.environ['MLC_NB_HOME'] = home")
-    assert kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 5\nHi").reply["status"] == "ok"
+    assert kernel.run("%%mlc_chat --new --temperature 0 --max-tokens 5\nHi").reply["status"] == "ok"
 
 
 def test_status_and_unload(kernel: Kernel) -> None:
@@ -280,7 +278,7 @@ def test_status_and_unload(kernel: Kernel) -> None:
     assert kernel.run("%mlc_unload").stream("stdout") == "unloaded smollm2\n"
     assert value_of(kernel, "__import__('mlc_nb').engines()") == []
     assert "No engine" in kernel.run("%mlc_status").of_type("display_data")[0]["data"]["text/plain"]
-    assert kernel.run("%%mlc_chat --reset --temperature 0 --max-tokens 4\nHi").reply["status"] == "ok"
+    assert kernel.run("%%mlc_chat --new --temperature 0 --max-tokens 4\nHi").reply["status"] == "ok"
     assert kernel.run("%mlc_unload --all").stream("stdout") == "unloaded smollm2\n"
 
 
@@ -299,7 +297,7 @@ state = lambda: (
     kernel.run("import mlc_nb; mlc_nb.load_ipython_extension(ip)")
     assert value_of(kernel, "state()") == loaded
     names, transforms, configurables, wrapped, callbacks = loaded  # type: ignore[misc]
-    assert names == ["mlc_chat", "mlc_load", "mlc_reset", "mlc_status", "mlc_unload"]
+    assert {"mlc", "mlc_chat", "mlc_load", "mlc_reset", "mlc_status", "mlc_unload"} <= set(names)
     assert (configurables, wrapped) == (1, True)
     kernel.run("%unload_ext mlc_nb")
     assert value_of(kernel, "state()") == [[], transforms - 1, 0, False, callbacks - 1]

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
     from tests.notebook.conftest import Kernel
 
-STORY = (
-    "%%mlc_chat --reset --temperature 0.7 --seed 3 --max-tokens 1500\nTell me a long story about a lighthouse keeper."
-)
+STORY = "%%mlc_chat --new --temperature 0.7 --seed 3 --max-tokens 1500\nTell me a long story about a lighthouse keeper."
 QUESTION = "%%mlc_chat --temperature 0 --max-tokens 30\nWhat is the capital of France? Answer in one sentence."
 
 

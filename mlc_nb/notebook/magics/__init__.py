@@ -1,0 +1,1 @@
+"""The magics that ``%load_ext mlc_nb`` adds, by what they are about; ``%mlc?`` lists them."""
