@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from mlc_nb.batch.run import batch
     from mlc_nb.engine.async_engine import AsyncMLCEngine
     from mlc_nb.engine.engine import MLCEngine
     from mlc_nb.errors import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         RequestAborted,
         WeightIntegrityError,
     )
+    from mlc_nb.notebook.logprob_view import show_logprobs
     from mlc_nb.notebook.nesting import allow_nested
     from mlc_nb.protocol.engine_config import EngineConfig
     from mlc_nb.registry import engines, get_engine, unload
@@ -53,8 +55,10 @@ __all__ = [
     "WeightIntegrityError",
     "__version__",
     "allow_nested",
+    "batch",
     "engines",
     "get_engine",
+    "show_logprobs",
     "unload",
 ]
 
@@ -65,6 +69,7 @@ _HOME_OF_NAME = {
     "allow_nested": "mlc_nb.notebook.nesting",
     "engines": "mlc_nb.registry",
     "get_engine": "mlc_nb.registry",
+    "show_logprobs": "mlc_nb.notebook.logprob_view",
     "unload": "mlc_nb.registry",
 }
 
@@ -75,6 +80,8 @@ def __getattr__(name: str) -> Any:
     if name in ("MLCEngine", "AsyncMLCEngine"):
         # Engines that are built directly get their core from the registry as well.
         importlib.import_module("mlc_nb.registry")
+    if name == "batch":
+        return importlib.import_module("mlc_nb.batch")  # a package that can be called
     value = getattr(importlib.import_module(_HOME_OF_NAME.get(name, "mlc_nb.errors")), name)
     globals()[name] = value
     return value

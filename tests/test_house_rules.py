@@ -28,6 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "protocol": {"errors"},
     "child": set(),
     "progress": set(),
+    "table": set(),
     "quantization": set(),
     "weights": set(),
     "kernels": {"quantization"},
@@ -51,7 +52,7 @@ PARTS_THAT_ARE_ROOMS: dict[tuple[str, ...], str] = {
     ("compiler", "kernels"): "kernels",
     ("models", "registry"): "architectures",
 }
-FOR_EVERYONE = {"errors", "protocol", "child", "progress"}
+FOR_EVERYONE = {"errors", "protocol", "child", "progress", "table"}
 MAY_IMPORT_THE_PACKAGE_ITSELF = {"batch", "notebook", "cli"}
 
 # Foreign package -> the only rooms that may import it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mlc_nb.errors import MLCError
 from mlc_nb.notebook.answer_format import answer_bundle
-from mlc_nb.notebook.table import one_line, table_bundle
+from mlc_nb.table import one_line, table_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlc_nb import registry
 from mlc_nb.inventory import cached_models
-from mlc_nb.notebook.table import table_bundle
+from mlc_nb.table import table_bundle
 from mlc_nb.weights.source import ALIASES
 
 __all__ = ["known_models", "models_bundle"]

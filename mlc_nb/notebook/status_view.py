@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlc_nb.notebook.table import table_bundle
+from mlc_nb.table import table_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

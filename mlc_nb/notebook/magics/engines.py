@@ -139,7 +139,7 @@ class EngineMagics(MagicsOfShell):
             settings = self._state.settings
             names = sorted(settings.trait_names(config=True))
             if options.name is None:
-                from mlc_nb.notebook.table import table_bundle
+                from mlc_nb.table import table_bundle
 
                 rows = [(name, repr(getattr(settings, name)), settings.traits()[name].help) for name in names]
                 self._state.show(table_bundle(("setting", "value", "what it does"), rows))
