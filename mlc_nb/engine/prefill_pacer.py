@@ -48,11 +48,9 @@ class PrefillPacer:
             # At least a tenth is the prefill's: the decode time is an estimate and must not eat all of it.
             seconds = max(seconds - (self._decode_seconds or 0.0), 0.1 * seconds)
         measured = max(seconds, 1e-6) / num_prefill_tokens
-        # A few tokens cost nearly as much as many, so a small chunk alone says little: it may not double the estimate.
-        if self._seconds_per_token is not None and num_prefill_tokens < SMALLEST_CHUNK:
-            measured = min(measured, 2 * self._seconds_per_token)
         self._seconds_per_token = _blend(self._seconds_per_token, measured)
 
 
 def _blend(old: float | None, new: float) -> float:
-    return new if old is None else old + WEIGHT * (new - old)
+    """Count a measurement in; as at most twice what was known, since one slow step says little of the next."""
+    return new if old is None else old + WEIGHT * (min(new, 2 * old) - old)

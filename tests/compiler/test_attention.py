@@ -161,10 +161,10 @@ def test_appending_one_by_one_writes_the_same_bits(level: str, shape: AttentionS
     alone = np.concatenate([pieces.add([token]) for token in tokens])
     assert np.array_equal(alone, queries)
     assert np.array_equal(whole.pool.numpy(), pieces.pool.numpy())
-    untouched = np.ones(whole.pool.shape[1], bool)
+    untouched = np.ones(whole.pool.shape[0], bool)
     untouched[whole.tables[2, 0, 0]] = False
-    assert (whole.pool.numpy()[:, untouched] == STALE).all()
-    assert (whole.pool.numpy()[1 - LAYER] == STALE).all()
+    assert (whole.pool.numpy()[untouched] == STALE).all()
+    assert (whole.pool.numpy()[:, 1 - LAYER] == STALE).all()
 
 
 @pytest.mark.skipif(not isa_level(LEVELS[0]).hardware_half, reason="no level here keeps float16 in its pages")
@@ -174,7 +174,7 @@ def test_what_float16_cannot_hold_is_stored_as_its_largest_number() -> None:
     contexts.qkv[1][:] = np.where(contexts.qkv[1] > 0, np.float32(1e30), np.float32(-1e6))
     contexts.qkv[1][-1, ::7] = np.nan
     contexts.add([(1, position) for position in range(LENGTHS[1])])
-    stored = contexts.pool.numpy()[LAYER, contexts.tables[1, 0, 0]]
+    stored = contexts.pool.numpy()[contexts.tables[1, 0, 0], LAYER]
     assert np.isfinite(stored).all()
     assert stored.max() == np.finfo(np.float16).max
     assert stored.min() == np.finfo(np.float16).min

@@ -54,8 +54,12 @@ class AttentionShape:
         return self.query_heads // self.kv_heads
 
     def pages_shape(self, num_pages: Any) -> tuple[Any, ...]:
-        """Shape of the KV pool: ``[layers, pages, key or value, kv_heads, 16 * head_dim]``."""
-        return (self.layers, num_pages, 2, self.kv_heads, PAGE_SIZE * self.head_dim)
+        """Shape of the KV pool: ``[pages, layers, key or value, kv_heads, 16 * head_dim]``.
+
+        All layers of a page lie together: memory is touched, and taken from the system, as sequences grow. With the
+        layers outside, the first token in a new part of the pool waited for a huge page to be cleared in every layer.
+        """
+        return (num_pages, self.layers, 2, self.kv_heads, PAGE_SIZE * self.head_dim)
 
 
 def rotate_and_append(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
@@ -110,11 +114,11 @@ def rotate_and_append(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
                         for part in range(2):
                             row = part * half + i * code.lanes + lane
                             key = lanes[part * code.lanes + lane]
-                            T.buffer_store(pages, key, [layer, page, 0, head, row * PAGE_SIZE + slot])
+                            T.buffer_store(pages, key, [page, layer, 0, head, row * PAGE_SIZE + slot])
                 with T.serial(0, dim // code.lanes) as i:
                     value = code.load(qkv, token, (heads + kv_heads + head) * dim + i * code.lanes)
                     value = code.float_to_pool(value, shape.kv_dtype)
-                    code.store(pages, value, layer, page, 1, head, slot * dim + i * code.lanes)
+                    code.store(pages, value, page, layer, 1, head, slot * dim + i * code.lanes)
 
         parallel_rows(tokens, emit)
 
@@ -148,7 +152,7 @@ def attend_chunks(level: IsaLevel, shape: AttentionShape) -> tirx.PrimFunc:
         layer = T.arg("layer", T.int32())
 
         def kv_vector(page: Any, part: int, head: Any, at: Any) -> Any:
-            value = code.load(pages, layer, page, part, head, at)
+            value = code.load(pages, page, layer, part, head, at)
             return code.bind(code.half_to_float(value) if shape.kv_dtype == "float16" else value)
 
         def emit_chunk(first: Any, count: int, chunk: Any, head: Any) -> None:
