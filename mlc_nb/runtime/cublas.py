@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 from mlc_nb.cuda_wheels import INSTALL
 from mlc_nb.errors import DeviceUnavailableError
 
-__all__ = ["WORKSPACE_BYTES", "Cublas"]
+__all__ = ["WORKSPACE_BYTES", "Cublas", "PreparedProduct"]
 
 WORKSPACE_BYTES = 32 * 2**20
 """What NVIDIA recommends for Hopper; smaller GPUs need less."""
@@ -18,6 +19,36 @@ _TRANSPOSED, _AS_IT_IS = 1, 0
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 _COMPUTE_FLOAT32 = 68
 _DEFAULT_ALGORITHM = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedProduct:
+    """``output = inputs @ weight.T`` with everything but the number of rows M of its inputs.
+
+    Attributes
+    ----------
+    weight, inputs, output
+        Addresses of ``[N, K]``, ``[M, K]`` and ``[M, N]``.
+    m
+        The size that says M.
+    shape
+        N and K.
+    output_stride
+        Elements from one row of the output to the next; the rows of the others follow each other.
+    dtypes
+        Of weight and inputs, and of the output.
+    add
+        Whether to add to what the output holds.
+    """
+
+    weight: int
+    inputs: int
+    output: int
+    m: str
+    shape: tuple[int, int]
+    output_stride: int
+    dtypes: tuple[str, str]
+    add: bool
 
 
 class Cublas:
@@ -48,33 +79,10 @@ class Cublas:
         _check(self._library.cublasSetWorkspace_v2(self._handle, place, size), "taking the workspace")
         self._zero_address, self._one_address = ctypes.addressof(self._zero), ctypes.addressof(self._one)
 
-    def product(
-        self,
-        rows: int,
-        weight: int,
-        shape: tuple[int, int],
-        inputs: int,
-        output: int,
-        dtypes: tuple[str, str],
-        add: bool,
-    ) -> None:
-        """Queue ``output = inputs @ weight.T``, sums in float32.
-
-        Parameters
-        ----------
-        rows
-            M.
-        weight, inputs, output
-            Addresses of ``[N, K]``, ``[M, K]`` and ``[M, N]``, each with rows one after the other.
-        shape
-            N and K.
-        dtypes
-            Of weight and inputs, and of the output.
-        add
-            Whether to add to what ``output`` holds.
-        """
-        columns, depth = shape
-        kind, output_kind = _TYPES[dtypes[0]], _TYPES[dtypes[1]]
+    def product(self, product: PreparedProduct, rows: int) -> None:
+        """Queue a product; ``rows`` is M."""
+        columns, depth = product.shape
+        kind, output_kind = _TYPES[product.dtypes[0]], _TYPES[product.dtypes[1]]
         status = self._library.cublasGemmEx(
             self._handle,
             _TRANSPOSED,
@@ -83,16 +91,16 @@ class Cublas:
             rows,
             depth,
             self._one_address,
-            weight,
+            product.weight,
             kind,
             depth,
-            inputs,
+            product.inputs,
             kind,
             depth,
-            self._one_address if add else self._zero_address,
-            output,
+            self._one_address if product.add else self._zero_address,
+            product.output,
             output_kind,
-            columns,
+            product.output_stride,
             _COMPUTE_FLOAT32,
             _DEFAULT_ALGORITHM,
         )

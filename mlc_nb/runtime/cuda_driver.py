@@ -83,7 +83,7 @@ class Context:
     def __init__(self, ordinal: int) -> None:
         cu = driver()
         self._device = call(cu.cuDeviceGet(ordinal), "opening the device")
-        self._allocations: list[Any] = []
+        self._allocations: dict[int, int] = {}
         self._host_allocations: list[int] = []
         self._events: list[Any] = []
         self._modules: list[Any] = []
@@ -102,21 +102,25 @@ class Context:
         """The one stream on which everything of an engine runs, in order."""
         return self._stream
 
-    def attribute(self, name: str) -> int:
-        """A number about the device, by the end of its ``CU_DEVICE_ATTRIBUTE_...`` name."""
-        attribute = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(call(driver().cuDeviceGetAttribute(attribute, self._device), "reading the device's properties"))
-
-    def free_memory(self) -> tuple[int, int]:
-        """Bytes of the device that are free, and all of them."""
-        free, total = call(driver().cuMemGetInfo(), "reading the free memory")
-        return int(free), int(total)
+    def free_memory(self) -> int:
+        """Bytes of the device that are free."""
+        return int(call(driver().cuMemGetInfo(), "reading the free memory")[0])
 
     def allocate(self, size: int, purpose: str) -> int:
         """Device memory that lasts until `close`; its address, a multiple of 256."""
-        pointer = call(driver().cuMemAlloc(max(size, 256)), f"{purpose} ({size / 2**20:,.0f} MiB)")
-        self._allocations.append(pointer)
-        return int(pointer)
+        pointer = int(call(driver().cuMemAlloc(max(size, 256)), f"{purpose} ({size / 2**20:,.0f} MiB)"))
+        self._allocations[pointer] = size
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        """Free device memory before `close` does."""
+        del self._allocations[pointer]
+        call(driver().cuMemFree(pointer), "freeing memory")
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Device memory that was allocated and not freed."""
+        return sum(self._allocations.values())
 
     def allocate_host(self, size: int) -> int:
         """Page-locked host memory, from and to which copies run in stream order; its address."""
@@ -161,4 +165,4 @@ class Context:
         cu.cuCtxSetCurrent(cu.CUcontext(0))
         cu.cuDevicePrimaryCtxRelease(self._device)
         self._context = self._stream = None
-        self._events, self._modules, self._allocations, self._host_allocations = [], [], [], []
+        self._events, self._modules, self._allocations, self._host_allocations = [], [], {}, []

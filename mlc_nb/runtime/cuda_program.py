@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlc_nb.errors import ModelFormatError
+from mlc_nb.runtime.cublas import PreparedProduct
 from mlc_nb.runtime.cuda_driver import call, driver
 from mlc_nb.weights.launch_plan import Launch, Product, compile_size
 
@@ -34,25 +35,11 @@ class _Launch:
     entry: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A product with everything but the number of rows."""
-
-    weight: int
-    inputs: int
-    output: int
-    m: Callable[[Mapping[str, int]], int]
-    shape: tuple[int, int]
-    dtypes: tuple[str, str]
-    add: bool
-
-
 class Queue:
     """Launches in order, ready for any sizes up to ``most``."""
 
-    def __init__(self, plan: Sequenced, steps: list[_Launch | _Product]) -> None:
-        self.most = plan.most
-        self.decodes_only = plan.decodes_only
+    def __init__(self, most: int, steps: list[_Launch | PreparedProduct]) -> None:
+        self.most = most
         self.steps = steps
 
 
@@ -69,7 +56,9 @@ class CudaProgram:
     plan, image
         The launch plan and the machine code of its kernels.
     limits
-        The largest value of each size that buffers depend on.
+        Sizes that are the same in all steps.
+    buffers
+        Bytes of each of the plan's buffers.
     places
         Addresses of the buffers that are not the plan's own.
     parameters
@@ -85,6 +74,7 @@ class CudaProgram:
         image: bytes,
         *,
         limits: Mapping[str, int],
+        buffers: Mapping[str, int],
         places: Mapping[str, int],
         parameters: Sequence[int],
         cublas: Cublas,
@@ -94,9 +84,10 @@ class CudaProgram:
         self._parameters = parameters
         self._plan = plan
         self._limits = dict(limits)
-        sizes = buffer_bytes(plan, limits)
-        self.buffer_bytes = sum(sizes.values())
-        self.places = {**places, **{name: context.allocate(size, "work space") for name, size in sizes.items()}}
+        self.places = {**places, **{name: context.allocate(size, "work space") for name, size in buffers.items()}}
+        for name, size in buffers.items():
+            # Counters must begin at zero, and nothing should depend on what was there.
+            call(driver().cuMemsetD8(self.places[name], 0, size), "clearing work space")
         self._module = context.load_module(image)
         self._functions = {name: self._function(name) for name in plan.kernels}
         self._cells: dict[tuple[str, Any], Any] = {}
@@ -105,7 +96,11 @@ class CudaProgram:
         self._grid_sizes: list[tuple[Callable[[Mapping[str, int]], int], ...]] = []
         self.bodies = [self._queue(body) for body in plan.bodies]
         self.heads = [self._queue(head) for head in plan.heads]
-        self.sampling = self._queue(plan.sampling)
+        self.sampling = Queue(0, [self._prepare(plan.sampling)])
+
+    def run_one(self, launch: Launch, sizes: Mapping[str, int]) -> None:
+        """Queue a launch that is not part of a step."""
+        self.run(Queue(0, [self._prepare(launch)]), sizes)
 
     def run(self, queue: Queue, sizes: Mapping[str, int], *, overlapping: bool = False) -> None:
         """Queue all launches on the stream.
@@ -127,10 +122,8 @@ class CudaProgram:
         launch = driver().cuLaunchKernel
         stream = self._context.stream
         for step in queue.steps:
-            if isinstance(step, _Product):
-                self._cublas.product(
-                    step.m(known), step.weight, step.shape, step.inputs, step.output, step.dtypes, step.add
-                )
+            if isinstance(step, PreparedProduct):
+                self._cublas.product(step, sizes[step.m])
                 continue
             grid = grids.get(step.grid)
             if grid is None:
@@ -171,16 +164,17 @@ class CudaProgram:
         return function
 
     def _queue(self, plan: Sequenced) -> Queue:
-        return Queue(plan, [self._prepare(step) for step in plan.steps])
+        return Queue(plan.most, [self._prepare(step) for step in plan.steps])
 
-    def _prepare(self, step: Launch | Product) -> _Launch | _Product:
+    def _prepare(self, step: Launch | Product) -> _Launch | PreparedProduct:
         if isinstance(step, Product):
-            return _Product(
+            return PreparedProduct(
                 self._address(step.weight),
                 self._address(step.inputs),
                 self._address(step.output),
-                compile_size(step.m),
+                step.m,
                 (step.rows, step.columns),
+                step.output_stride,
                 (step.dtype, step.output_dtype),
                 step.add,
             )
@@ -215,14 +209,10 @@ class CudaProgram:
         return self._cells.setdefault(key, made)
 
     def _address(self, argument: Argument) -> int:
-        offset = compile_size(argument.offset)(self._limits)
+        if argument.kind == "null":
+            return 0
         if argument.kind == "parameter":
-            return self._parameters[int(argument.value)] + offset
+            return self._parameters[int(argument.value)] + argument.offset
         if argument.name not in self.places:
             raise ModelFormatError(f"the launch plan uses a buffer {argument.name!r}, which it does not place")
-        return self.places[argument.name] + offset
-
-
-def buffer_bytes(plan: LaunchPlan, limits: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of each of the plan's own buffers, for the largest sizes."""
-    return {buffer.name: compile_size(buffer.size)(limits) for buffer in plan.buffers}
+        return self.places[argument.name] + argument.offset

@@ -9,12 +9,13 @@ import sys
 import uuid
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from mlc_nb.cuda_wheels import COMPILING, RUNNING, require_packages
 from mlc_nb.errors import DeviceUnavailableError
 from mlc_nb.runtime.cuda_driver import call, driver
 
-__all__ = ["CudaDevice", "find_cuda_device", "resolve_device", "sees_gpu"]
+__all__ = ["CudaDevice", "find_cuda_device", "free_cuda_memory", "resolve_device", "sees_gpu"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +37,15 @@ class CudaDevice:
         Its compute capability, such as ``(9, 0)``.
     uuid
         Its identity, ``GPU-...`` or, for a MIG instance, the same digits as its ``MIG-...`` name.
+    multiprocessors
+        How many it has.
     """
 
     ordinal: int
     name: str
     capability: tuple[int, int]
     uuid: str
+    multiprocessors: int
 
     @property
     def architecture(self) -> str:
@@ -133,17 +137,35 @@ def find_cuda_device(device: str) -> CudaDevice:
 def _describe(ordinal: int) -> CudaDevice:
     cu = driver()
     handle = call(cu.cuDeviceGet(ordinal), "opening a device")
-    numbers = cu.CUdevice_attribute
-    capability = tuple(
-        int(call(cu.cuDeviceGetAttribute(number, handle), "reading a device's properties"))
-        for number in (
-            numbers.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            numbers.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
     name = call(cu.cuDeviceGetName(128, handle), "reading a device's name").split(b"\0")[0].decode()
     identity = uuid.UUID(bytes=bytes(call(cu.cuDeviceGetUuid(handle), "reading a device's identity").bytes))
-    return CudaDevice(ordinal, name, (capability[0], capability[1]), f"GPU-{identity}")
+    return CudaDevice(
+        ordinal,
+        name,
+        (_attribute(handle, "COMPUTE_CAPABILITY_MAJOR"), _attribute(handle, "COMPUTE_CAPABILITY_MINOR")),
+        f"GPU-{identity}",
+        _attribute(handle, "MULTIPROCESSOR_COUNT"),
+    )
+
+
+def _attribute(handle: Any, name: str) -> int:
+    attribute = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(call(driver().cuDeviceGetAttribute(attribute, handle), "reading a device's properties"))
+
+
+def free_cuda_memory(device: CudaDevice) -> int:
+    """Bytes of the device's memory that are free. On any thread, whose current context stays as it was."""
+    cu = driver()
+    handle = call(cu.cuDeviceGet(device.ordinal), "opening a device")
+    context = call(cu.cuDevicePrimaryCtxRetain(handle), "opening the device")
+    try:
+        call(cu.cuCtxPushCurrent(context), "opening the device")
+        try:
+            return int(call(cu.cuMemGetInfo(), "reading the free memory")[0])
+        finally:
+            cu.cuCtxPopCurrent()
+    finally:
+        cu.cuDevicePrimaryCtxRelease(handle)
 
 
 def sees_gpu() -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.weights.plan import LibraryMetadata, PackedWeight, SourceRows
 
-__all__ = ["SourceTensorData", "load_parameters", "rope_tables"]
+__all__ = ["SourceTensorData", "floats", "load_parameters", "rope_tables"]
 
 
 class SourceTensorData(Protocol):
@@ -64,7 +64,7 @@ def load_parameters(
     parameters = [arena.array(shape, dtype) for shape, dtype in ordered]
 
     for vector in metadata.vectors:
-        parameters[vector.parameter][...] = _floats(tensors[vector.tensor])
+        parameters[vector.parameter][...] = floats(tensors[vector.tensor])
     for matrix in metadata.matrices:
         _fill_matrix(matrix, tensors, parameters, progress)
     return parameters
@@ -97,7 +97,8 @@ def _rotated_rows(source: SourceRows, data: npt.NDArray[np.uint8]) -> npt.NDArra
     return reordered
 
 
-def _floats(tensor: SourceTensorData) -> npt.NDArray[np.float32]:
+def floats(tensor: SourceTensorData) -> npt.NDArray[np.float32]:
+    """The elements of an unquantized tensor, float32 ``[size]``."""
     raw = np.ascontiguousarray(tensor.data).reshape(-1)
     if tensor.block_type == "F32":
         return raw.view(np.float32)
@@ -116,7 +117,7 @@ def rope_tables(
     half = rope.dim // 2
     frequencies = rope.base ** (-2.0 * np.arange(half, dtype=np.float64) / rope.dim) / rope.scale
     if rope.factors is not None:
-        frequencies = frequencies / _floats(tensors[rope.factors]).astype(np.float64)
+        frequencies = frequencies / floats(tensors[rope.factors]).astype(np.float64)
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     shape = (positions, half)
     arena = Arena(Arena.needed([(shape, "float32")] * 2), "the table of rotary embeddings")

@@ -15,7 +15,26 @@ from mlc_nb.weights.plan import Frozen
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Argument", "Buffer", "Kernel", "Launch", "LaunchPlan", "Product", "Sequenced", "Size", "compile_size"]
+__all__ = [
+    "MOST_BIASES",
+    "MOST_TOP_LOGPROBS",
+    "Argument",
+    "Buffer",
+    "Kernel",
+    "Launch",
+    "LaunchPlan",
+    "Packing",
+    "Product",
+    "Sequenced",
+    "Size",
+    "compile_size",
+]
+
+MOST_BIASES = 256
+"""Biased tokens of a request that sampling on a GPU takes."""
+
+MOST_TOP_LOGPROBS = 20
+"""Likeliest tokens whose log probabilities sampling on a GPU gives."""
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv)
 
@@ -101,19 +120,20 @@ class Argument(Frozen):
     Attributes
     ----------
     kind
-        ``buffer`` and ``parameter`` are addresses, ``size`` and ``number`` are 32-bit integers, ``real`` is a float32.
+        ``buffer``, ``parameter`` and ``null`` are addresses, ``size`` and ``number`` are 32-bit integers, ``real`` is a
+        float32.
     name
         Of the buffer or the size.
     value
         The parameter's place in the list of parameters, or the number itself.
     offset
-        Bytes behind the beginning of a buffer or parameter, as a size.
+        Bytes behind the beginning of a buffer or parameter.
     """
 
-    kind: Literal["buffer", "parameter", "size", "number", "real"]
+    kind: Literal["buffer", "parameter", "null", "size", "number", "real"]
     name: str = ""
     value: int | float = 0
-    offset: str = "0"
+    offset: int = 0
 
 
 class Kernel(Frozen):
@@ -143,12 +163,16 @@ class Launch(Frozen):
 
 
 class Product(Frozen):
-    """A product by cuBLAS: ``output = inputs @ weight.T`` for ``rows`` x ``columns`` of ``weight``, sums in float32.
+    """A product by cuBLAS: ``output = inputs @ weight.T``, sums in float32.
 
     Attributes
     ----------
+    weight, inputs, output
+        ``[rows, columns]``, ``[m, columns]`` and ``[m, rows]``.
     m
-        Rows of the inputs, as a size.
+        The size that says how many rows the inputs have.
+    output_stride
+        Elements from one row of the output to the next.
     dtype, output_dtype
         Of weight and inputs, and of the output.
     add
@@ -161,48 +185,75 @@ class Product(Frozen):
     m: str
     rows: int
     columns: int
+    output_stride: int
     dtype: str
     output_dtype: str
     add: bool = False
 
 
-class Sequenced(Frozen):
-    """Launches in order, for steps of certain sizes.
+class Packing(Frozen):
+    """How a tensor of the file comes to its place in a parameter.
+
+    Its rows are copied to the buffer ``source`` in portions, and for each portion the launch is made with the sizes
+    ``rows`` and ``first_row``, the place of its first row in the parameter.
 
     Attributes
     ----------
-    decodes_only
-        Whether every sequence must have one new token.
-    most
-        The most tokens (of a body) or rows (of a head).
-    steps
-        In order.
+    first_row
+        The place of the tensor's first row.
+    row_group
+        Rows that must stay together in a portion.
     """
+
+    tensor: str
+    launch: Launch
+    first_row: int
+    row_group: int
+
+
+class Sequenced(Frozen):
+    """Launches in order, for steps of up to ``most`` tokens (a body) or rows (a head)."""
 
     most: int
     steps: tuple[Launch | Product, ...]
-    decodes_only: bool = False
 
 
 class LaunchPlan(Frozen):
-    """A step of a model.
+    """How a model is loaded and how a step of it runs.
 
     Attributes
     ----------
-    buffers
-        Memory to work in.
+    parameters
+        Bytes of each parameter.
+    packing
+        How the parameters that are matrices are filled; vectors are in the bundle's metadata.
     kernels
         By the name that launches use.
+    buffers
+        Memory to work in.
     bodies
-        From token ids to the residual stream, for ``tokens`` new tokens; the first that fits is taken.
+        From token ids to the residual stream, for ``tokens`` new tokens; the first that fits is taken. Of the tokens
+        the first ``batch`` are decodes, whose contexts up to ``splits`` blocks share; the others are in ``tiles`` of at
+        most ``tile_rows``.
     heads
         From the residual stream to logits in float32, for ``rows`` rows; the first that fits is taken.
     sampling
         From logits to sampled tokens, for ``rows`` rows.
+    tile_rows
+        New tokens of one sequence in a tile.
+    decode_blocks
+        Blocks of the decode attention for each row and split.
+    page_elements
+        Elements of the KV pool for each page and layer.
     """
 
-    buffers: tuple[Buffer, ...]
+    parameters: tuple[int, ...]
+    packing: tuple[Packing, ...]
     kernels: dict[str, Kernel]
+    buffers: tuple[Buffer, ...]
     bodies: tuple[Sequenced, ...]
     heads: tuple[Sequenced, ...]
-    sampling: Sequenced
+    sampling: Launch
+    tile_rows: int
+    decode_blocks: int
+    page_elements: int
