@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ARCHITECTURES", "architecture_module"]
+__all__ = ["ARCHITECTURES", "CUDA_ARCHITECTURES", "architecture_module"]
 
 from mlc_nb.errors import ModelFormatError
 
@@ -10,7 +10,11 @@ ARCHITECTURES = {"llama": "mlc_nb.models.llama"}
 """``general.architecture`` of GGUF files -> the module of the family."""
 
 
-def architecture_module(architecture: str) -> str:
+CUDA_ARCHITECTURES = {"llama": "mlc_nb.models.llama_cuda"}
+"""The same for GPUs."""
+
+
+def architecture_module(architecture: str, *, for_cuda: bool = False) -> str:
     """Name of the module that builds an architecture.
 
     Raises
@@ -18,11 +22,13 @@ def architecture_module(architecture: str) -> str:
     ModelFormatError
         If the architecture is not supported; the message names it and those that are.
     """
+    modules = CUDA_ARCHITECTURES if for_cuda else ARCHITECTURES
     try:
-        return ARCHITECTURES[architecture]
+        return modules[architecture]
     except KeyError:
-        known = ", ".join(sorted(ARCHITECTURES))
+        place = " on a GPU" if for_cuda else ""
+        another = " or device='cpu'" if for_cuda and architecture in ARCHITECTURES else ""
         raise ModelFormatError(
-            f"the model's architecture is {architecture!r}; this version can run: {known}. Choose a model of one of "
-            "these."
+            f"the model's architecture is {architecture!r}; this version can run{place}: {', '.join(sorted(modules))}. "
+            f"Choose a model of one of these{another}."
         ) from None

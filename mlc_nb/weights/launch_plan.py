@@ -36,7 +36,7 @@ MOST_BIASES = 256
 MOST_TOP_LOGPROBS = 20
 """Likeliest tokens whose log probabilities sampling on a GPU gives."""
 
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv)
+_NODES = (ast.Expression, ast.BinOp, ast.Name, ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv)
 
 
 class Size:
@@ -90,7 +90,7 @@ def compile_size(text: str) -> Callable[[Mapping[str, int]], int]:
     except SyntaxError as error:
         raise ModelFormatError(f"the launch plan holds {text!r}, which is no size") from error
     for node in ast.walk(tree):
-        allowed = isinstance(node, ast.Expression | ast.BinOp | ast.Name | ast.Load | _OPERATORS) or (
+        allowed = isinstance(node, _NODES) or (
             isinstance(node, ast.Constant) and type(node.value) is int
         )
         if not allowed:
