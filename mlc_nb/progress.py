@@ -183,5 +183,5 @@ def _cell_publisher() -> Any:
     """Return what publishes the outputs of a kernel's cells; None outside of kernels."""
     # Where this is a kernel, IPython is loaded: nothing else may load it.
     ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell: Any = ipython.get_ipython() if ipython is not None else None
     return shell.display_pub if getattr(shell, "kernel", None) is not None else None

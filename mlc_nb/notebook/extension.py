@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from mlc_nb.notebook.kernel_end import KernelEnd
+from mlc_nb.notebook.magics.batches import BatchMagics
 from mlc_nb.notebook.magics.chat import ChatMagics
 from mlc_nb.notebook.magics.common import ShellState
 from mlc_nb.notebook.magics.engines import EngineMagics
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUPS", "load", "unload"]
 
-GROUPS = (ChatMagics, EngineMagics, OverviewMagics)
+GROUPS = (ChatMagics, BatchMagics, EngineMagics, OverviewMagics)
 """The classes whose methods are our magics."""
 
-_PROMPT_CELLS = ("mlc_chat", "mlc_complete")
+_PROMPT_CELLS = ("mlc_batch", "mlc_chat", "mlc_compare", "mlc_complete")
 
 OverviewMagics.mlc.__doc__ = overview(GROUPS)
 

@@ -27,7 +27,8 @@ def interpolate(text: str, namespace: Mapping[str, Any], names: Collection[str] 
     Returns
     -------
     tuple
-        The text, and what was not put in and why, in words.
+        The text, and the names that were not put in: those in braces that are no variables, or those of ``names`` that
+        stand nowhere in the text.
 
     Raises
     ------
@@ -39,6 +40,5 @@ def interpolate(text: str, namespace: Mapping[str, Any], names: Collection[str] 
             raise UsageError(f"--var {name}: there is no variable {name!r}")
     found = dict.fromkeys(_PLACE.findall(text))
     wanted = {name for name in found if name in namespace} if names is None else set(names)
-    missed = [f"{{{name}}} stays as it is, there is no such variable" for name in found if name not in namespace]
-    missed = missed if names is None else [f"the prompt has no {{{name}}}" for name in names if name not in found]
+    missed = [name for name in (found if names is None else names) if name not in namespace or name not in found]
     return _PLACE.sub(lambda place: str(namespace[place[1]]) if place[1] in wanted else place[0], text), missed

@@ -12,21 +12,27 @@ from mlc_nb.protocol.response_format import schema_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["json_schema"]
+__all__ = ["json_schema_format"]
 
 _FORMS = (
     "a variable that holds a schema (a dict, JSON text, a pydantic model or another type), or the path of a .json file"
 )
 
 
-def json_schema(name: str, namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema that ``name``, a variable or a file, stands for; a variable goes before a file.
+def json_schema_format(name: str, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``response_format`` of the schema that ``name``, a variable or a file, stands for.
+
+    A variable goes before a file.
 
     Raises
     ------
     BadRequestError
         There is neither, or it holds no schema.
     """
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": _schema(name, namespace)}}
+
+
+def _schema(name: str, namespace: Mapping[str, Any]) -> dict[str, Any]:
     if name in namespace:
         return _of_value(namespace[name], f"--json-schema {name}")
     path = Path(name).expanduser()

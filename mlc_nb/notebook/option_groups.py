@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlc_nb.notebook.settings import MLCMagics
 
 __all__ = [
+    "SAMPLING_NAMES",
     "format_option",
     "interpolation_options",
     "model_option",
@@ -38,7 +39,7 @@ _SAMPLING = (
     ("--frequency-penalty", float, "X", "-2 to 2: the same for each time that the answer has it. Default: 0"),
     ("--seed", int, "N", "Same seed, same answer"),
 )
-_FIELDS = (*(name.removeprefix("--").replace("-", "_") for name, *_ in _SAMPLING), "stop")
+SAMPLING_NAMES = tuple(name.removeprefix("--").replace("-", "_") for name, *_ in _SAMPLING)
 
 
 def _together(*decorators: Any) -> Callable[[FunctionT], FunctionT]:
@@ -108,5 +109,5 @@ interpolation_options = _together(
 
 def sampling_fields(options: argparse.Namespace, settings: MLCMagics) -> dict[str, Any]:
     """Return the request fields that were given or set; the others are left to the engine's defaults."""
-    given = {name: getattr(options, name) for name in _FIELDS}
+    given = {name: getattr(options, name) for name in (*SAMPLING_NAMES, "stop")}
     return {**settings.sampling(), **{name: value for name, value in given.items() if value is not None}}

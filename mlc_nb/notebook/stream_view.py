@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.notebook.answer_format import AnswerFormat
 
-__all__ = ["CellOutput", "StreamView", "note_bundle", "open_view", "show_note"]
+__all__ = ["CellOutput", "StreamView", "in_kernel", "note_bundle", "open_view", "show_note"]
 
 # Control characters, which could command a terminal, as the pictures of themselves.
 _HARMLESS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -85,18 +85,19 @@ def open_view(
         return _SilentView()
     if raw:
         return _RawView()
-    return _CellView(shell, answer_format) if _in_kernel(shell) else _TerminalView()
+    return _CellView(shell, answer_format) if in_kernel(shell) else _TerminalView()
 
 
 def show_note(shell: InteractiveShell, text: str) -> None:
     """Show one small line below what the running cell has shown so far."""
-    if _in_kernel(shell):
+    if in_kernel(shell):
         CellOutput(shell).show(note_bundle(text))
     else:
         print(text, flush=True)
 
 
-def _in_kernel(shell: InteractiveShell) -> bool:
+def in_kernel(shell: InteractiveShell) -> bool:
+    """Whether outputs go to cells; in a terminal they are text that stays."""
     return getattr(shell, "kernel", None) is not None
 
 

@@ -103,10 +103,9 @@ class ChatMagics(MagicsOfShell):
         answer_format = _format(options, self._state.settings.format)
         fields = sampling_fields(options, self._state.settings)
         if options.json_schema is not None:
-            from mlc_nb.notebook.json_schema import json_schema
+            from mlc_nb.notebook.json_schema import json_schema_format
 
-            schema = json_schema(options.json_schema, variables)
-            fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+            fields["response_format"] = json_schema_format(options.json_schema, variables)
         elif options.format == "json":
             fields["response_format"] = {"type": "json_object"}
         if options.logprobs is not None:

@@ -10,6 +10,7 @@ from IPython.core.magic import Magics
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from mlc_nb.notebook.batch_cell import BatchCells
     from mlc_nb.notebook.cell_engines import CellEngines
     from mlc_nb.notebook.chat_cell import ChatCells
     from mlc_nb.notebook.prompt_cell import PromptCells
@@ -49,6 +50,13 @@ class ShellState:
         from mlc_nb.notebook.chat_cell import ChatCells
 
         return ChatCells(self.shell, self.settings, self.engines)
+
+    @cached_property
+    def batches(self) -> BatchCells:
+        """The batch cells."""
+        from mlc_nb.notebook.batch_cell import BatchCells
+
+        return BatchCells(self.shell, self.settings, self.engines)
 
     def variables(self, local_ns: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the variables that a magic can be given by name."""
