@@ -157,6 +157,8 @@ def _read(
     try:
         for delta in stream:
             arrivals.append(perf_counter())
+            # What stands for bytes that are no character, such as half of one where an answer reaches its last token.
+            delta.text = delta.text.replace("\ufffd", "")
             read.append(delta)
             for chunk in prepared.responder.chunks(delta):
                 view.add(_text_of(chunk))

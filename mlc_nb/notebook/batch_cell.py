@@ -134,9 +134,9 @@ def column_of(rows: Sequence[Mapping[str, Any]], column: str | None) -> list[str
         There is no such column, or several and none was named.
     """
     columns = list(dict.fromkeys(str(key) for row in rows for key in row))
-    if column is None and len(columns) > 1:
+    if column is None and len(columns) != 1:
         raise UsageError(f"name one column with --column, or write a template below: {', '.join(columns)}")
-    wanted = columns[0] if column is None and columns else column
+    wanted = columns[0] if column is None else column
     missing = next((number for number, row in enumerate(rows) if wanted not in row), None)
     if missing is not None:
         raise UsageError(f"row {missing} has no column {wanted!r}. Columns: {', '.join(columns)}")
@@ -155,12 +155,10 @@ def prompts_of_rows(template: str, rows: Sequence[Mapping[str, Any]]) -> list[st
     for number, row in enumerate(rows):
         prompt, missed = interpolate(template, row)
         if missed:
-            raise UsageError(
-                f"row {number}: {missed[0].replace('variable', 'column')}. Columns: {', '.join(map(str, row))}"
-            )
+            raise UsageError(f"row {number} has no column {missed[0]!r}. Columns: {', '.join(map(str, row))}")
         if prompt == template:
             raise UsageError(
-                f"the template has no {{column}} in it, so all prompts are the same. Columns: {', '.join(map(str, row))}"
+                f"the template has no {{column}} in it, so all prompts are one. Columns: {', '.join(map(str, row))}"
             )
         prompts.append(prompt)
     return prompts

@@ -15,6 +15,7 @@ from mlc_nb.protocol.chat import ChatCompletionResponse
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mlc_nb.protocol.chat import TopLogprob
     from mlc_nb.protocol.completions import CompletionResponse
 
 __all__ = ["LogprobView", "show_logprobs"]
@@ -86,8 +87,13 @@ def show_logprobs(response: ChatCompletionResponse | CompletionResponse) -> None
 def _chat_tokens(response: ChatCompletionResponse) -> Iterable[_Token]:
     logprobs = response.choices[0].logprobs
     for entry in (logprobs.content or ()) if logprobs is not None else ():
-        top = tuple((other.token, math.exp(other.logprob)) for other in entry.top_logprobs)
-        yield _Token(entry.token, math.exp(entry.logprob), top)
+        top = tuple((_text(other), math.exp(other.logprob)) for other in entry.top_logprobs)
+        yield _Token(_text(entry), math.exp(entry.logprob), top)
+
+
+def _text(token: TopLogprob) -> str:
+    """Return a token's text, or its bytes where they are only a part of a character."""
+    return token.token if "\ufffd" not in token.token else "".join(f"\\x{byte:02x}" for byte in token.bytes or ())
 
 
 def _text_tokens(response: CompletionResponse) -> Iterable[_Token]:

@@ -285,7 +285,8 @@ def _interpolated(text: str, options: argparse.Namespace, variables: dict[str, A
 
     text, missed = interpolate(text, variables, None if options.interpolate else options.variables)
     if missed and warns:
-        print(f"mlc_nb: {'; '.join(missed)}", file=sys.stderr)
+        why = "stay as they are, there are no such variables" if options.interpolate else "are not in the prompt"
+        print(f"mlc_nb: {', '.join(f'{{{name}}}' for name in missed)} {why}", file=sys.stderr)
     return text
 
 

@@ -62,6 +62,16 @@ class ShellState:
         """Return the variables that a magic can be given by name."""
         return {**self.shell.user_ns, **(local_ns or {})}
 
+    def model_names(self) -> list[str]:
+        """Return the models that are known by name here."""
+        from mlc_nb.notebook.models_view import known_models
+
+        return known_models()
+
+    def chat_names(self) -> list[str]:
+        """Return the names of the conversations."""
+        return [conversation.name for conversation in self.chats.conversations]
+
     def show(self, bundle: dict[str, str]) -> None:
         """Show one output, by its representations."""
         self.shell.display_pub.publish(data=bundle, metadata={})

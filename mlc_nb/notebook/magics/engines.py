@@ -116,7 +116,7 @@ class EngineMagics(MagicsOfShell):
 
     @no_var_expand
     @magic_arguments()
-    @argument("name", nargs="?", help="A setting. Default: all of them")
+    @argument("setting", nargs="?", help="Default: all of them")
     @argument("value", nargs="*", help="Its new value, as Python writes it; text needs no quotes")
     @line_magic
     def mlc_config(self, line: str) -> None:
@@ -138,17 +138,17 @@ class EngineMagics(MagicsOfShell):
                 return
             settings = self._state.settings
             names = sorted(settings.trait_names(config=True))
-            if options.name is None:
+            if options.setting is None:
                 from mlc_nb.table import table_bundle
 
                 rows = [(name, repr(getattr(settings, name)), settings.traits()[name].help) for name in names]
                 self._state.show(table_bundle(("setting", "value", "what it does"), rows))
                 return
-            if options.name not in names:
-                raise UsageError(f"%mlc_config: there is no setting {options.name!r}. Settings: {', '.join(names)}")
+            if options.setting not in names:
+                raise UsageError(f"%mlc_config: there is no setting {options.setting!r}. Settings: {', '.join(names)}")
             if options.value:
-                _assign(settings, options.name, " ".join(options.value))
-            print(f"{options.name} = {getattr(settings, options.name)!r}")
+                _assign(settings, options.setting, " ".join(options.value))
+            print(f"{options.setting} = {getattr(settings, options.setting)!r}")
 
     @no_var_expand
     @magic_arguments()
