@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
@@ -58,9 +59,19 @@ class Run:
         return [moment for moment, message in self.messages if "text/markdown" in message["content"].get("data", {})]
 
     @property
+    def text(self) -> str:
+        """The answer, character by character what the model wrote, in whatever format it is shown."""
+        texts = [data["text/plain"] for data in self.displays.values() if "text/html" not in data]
+        return "".join(texts)
+
+    @property
+    def notes(self) -> list[str]:
+        """The small lines that the cell is left with."""
+        return [data["text/plain"] for data in self.displays.values() if "<small" in data.get("text/html", "")]
+
+    @property
     def note(self) -> str:
-        notes = [data["text/plain"] for data in self.displays.values() if "<small" in data.get("text/html", "")]
-        return notes[-1] if notes else ""
+        return self.notes[-1] if self.notes else ""
 
     def stream(self, name: str) -> str:
         return "".join(content["text"] for content in self.of_type("stream") if content["name"] == name)
@@ -134,6 +145,13 @@ class Kernel:
         if self.manager.has_kernel:
             self.manager.shutdown_kernel(now=True)
         self._stderr.close()
+
+
+def value_of(kernel: Kernel, expression: str) -> Any:
+    """The value of an expression in the kernel, as JSON can hold it."""
+    run = kernel.run(f"import json; print(json.dumps({expression}))")
+    assert run.reply["status"] == "ok", run.errors
+    return json.loads(run.stream("stdout"))
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.notebook.conftest import value_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,12 +15,6 @@ if TYPE_CHECKING:
     from tests.notebook.conftest import Kernel, Run
 
 LONG = "%%mlc_chat --new --temperature 0.7 --seed 1 --max-tokens 1500\nTell me a long story about a lighthouse keeper."
-
-
-def value_of(kernel: Kernel, expression: str) -> object:
-    run = kernel.run(f"import json; print(json.dumps({expression}))")
-    assert run.reply["status"] == "ok", run.errors
-    return json.loads(run.stream("stdout"))
 
 
 def test_an_answer_streams_into_one_output(kernel: Kernel) -> None:

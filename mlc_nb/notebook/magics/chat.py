@@ -35,7 +35,6 @@ class ChatMagics(MagicsOfShell):
     """Talk to a model that runs in this kernel."""
 
     @no_var_expand
-    @needs_local_scope
     @magic_arguments("%mlc_chat")
     @argument_group("conversation")
     @model_option
@@ -66,7 +65,7 @@ class ChatMagics(MagicsOfShell):
     @argument("--raw", action="store_true", help="Print the answer alone to stdout, as plain text")
     @interpolation_options
     @cell_magic
-    def mlc_chat(self, line: str, cell: str, local_ns: dict[str, Any] | None = None) -> None:
+    def mlc_chat(self, line: str, cell: str) -> None:
         """Stream the answer to the text of the cell, going on with the conversation.
 
         Everything below the first line is the prompt, byte for byte: braces, dollars, backslashes and space included.
@@ -88,7 +87,7 @@ class ChatMagics(MagicsOfShell):
             options = parse_options(self.mlc_chat, line)
             if options is None:
                 return
-            variables = self._state.variables(local_ns)
+            variables = self._state.variables()
             prompt = self._prompt("mlc_chat", self._state.cells.prompt(cell), options, variables)
             if options.system is not None:
                 options.system = _interpolated(options.system, options, variables, warns=False)
