@@ -17,7 +17,7 @@ INSTALL = 'pip install "mlc-nb[cuda]"'
 COMPILING = ("cuda-bindings", "nvidia-cuda-nvrtc")
 """Packages that compiling for CUDA needs; no GPU and no driver."""
 
-RUNNING = ("cuda-bindings", "nvidia-cublas")
+RUNNING = ("cuda-bindings", "nvidia-cublas", "nvidia-ml-py")
 """Packages that running on CUDA needs, beside NVIDIA's driver."""
 
 

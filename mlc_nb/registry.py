@@ -17,6 +17,7 @@ from mlc_nb import lifecycle, presence
 from mlc_nb.engine.provider import create_core, set_core_provider
 from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError, ModelNotFoundError
 from mlc_nb.presence import EngineOfProcess
+from mlc_nb.runtime.devices import resolve_device
 from mlc_nb.weights.source import ALIASES
 
 if TYPE_CHECKING:
@@ -262,8 +263,7 @@ def model_key(model: str | os.PathLike[str]) -> str:
 
 def _key(model: str, device: str, model_lib: str | None, config: EngineConfig) -> _Key:
     # The name of the model is a part of the configuration too; two names of one model make no difference.
-    device = "cpu" if device == "auto" else device  # the only one yet
-    return _Key(model_key(model), device, model_lib, config.model_copy(update={"model": None}))
+    return _Key(model_key(model), resolve_device(device), model_lib, config.model_copy(update={"model": None}))
 
 
 def _row(entry: _Entry) -> EngineRow:

@@ -246,7 +246,7 @@ ENDINGS = {
 def test_whatever_becomes_of_the_compiler(cache: Path, model: Path, boot_code: Any, ending: str) -> None:
     code, message = ENDINGS[ending]
     if ending == "a traceback":
-        code = f"import mlc_nb.models.registry as r\ndef fail(_):\n    {code}\nr.architecture_module = fail"
+        code = f"import mlc_nb.models.registry as r\ndef fail(*_, **__):\n    {code}\nr.architecture_module = fail"
         boot_code(f"sys.path.append({REPOSITORY!r})\n{code}")
     else:
         boot_code(code)

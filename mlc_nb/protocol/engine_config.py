@@ -44,9 +44,10 @@ class EngineConfig(StrictModel):
         Most ended sequences that the prefix cache keeps; 0 is the same as ``"disable"``. None and -1 set no limit but
         the pool: pages that are kept count as free, so a limit frees nothing.
     activation_dtype
-        How products with quantized weights take their activations. ``"float32"`` keeps them as they are; ``"int16"``
-        gives the same answers faster; ``"int8"`` doubles the speed of prefill once more and may change a word here
-        and there; ``"auto"`` takes what is best for the device.
+        How products take their activations. On a CPU, where weights are quantized: ``"float32"`` keeps them as they
+        are; ``"int16"`` gives the same answers faster; ``"int8"`` doubles the speed of prefill once more and may change
+        a word here and there. On a GPU: ``"float16"``, or ``"bfloat16"`` where no weights are quantized. ``"auto"``
+        takes what is best for the device.
     num_threads
         CPU threads of the model's kernels; None takes the physical cores that this process may use.
     """
@@ -61,7 +62,7 @@ class EngineConfig(StrictModel):
     prefill_chunk_size: TokenCount | None = None
     prefix_cache_mode: Literal["radix", "disable"] = "radix"
     prefix_cache_max_num_recycling_seqs: Annotated[int, Field(ge=-1, le=MAX_INTEGER)] | None = None
-    activation_dtype: Literal["auto", "float32", "int16", "int8"] = "auto"
+    activation_dtype: Literal["auto", "float32", "int16", "int8", "float16", "bfloat16"] = "auto"
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
 
     additional_models: Annotated[None, not_supported_yet([])] = None

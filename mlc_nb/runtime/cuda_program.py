@@ -98,6 +98,22 @@ class CudaProgram:
         self.heads = [self._queue(head) for head in plan.heads]
         self.sampling = Queue(0, [self._prepare(plan.sampling)])
 
+    def move(self, name: str, address: int) -> None:
+        """Give a buffer that is not the plan's own another address, for all launches that are queued from now on."""
+        old = ("address", self.places[name])
+        cell = self._cells.pop(old, None)
+        self.places[name] = address
+        if cell is not None:
+            cell.value = address
+            self._cells["address", address] = cell
+
+    def set_limit(self, name: str, value: int) -> None:
+        """Change a size that is the same in all steps."""
+        self._limits[name] = value
+        cell = self._cells.get(("size", name))
+        if cell is not None:
+            cell.value = value
+
     def run_one(self, launch: Launch, sizes: Mapping[str, int]) -> None:
         """Queue a launch that is not part of a step."""
         self.run(Queue(0, [self._prepare(launch)]), sizes)

@@ -33,7 +33,7 @@ def fill_parameters(
     metadata: LibraryMetadata,
     tensors: Mapping[str, SourceTensorData],
     addresses: list[int],
-    progress: Callable[[int], None],
+    progress: Callable[[int], object],
 ) -> None:
     """Copy all tensors to the device and pack them there.
 

@@ -15,7 +15,7 @@ from mlc_nb.cuda_wheels import COMPILING, RUNNING, require_packages
 from mlc_nb.errors import DeviceUnavailableError
 from mlc_nb.runtime.cuda_driver import call, driver
 
-__all__ = ["CudaDevice", "find_cuda_device", "free_cuda_memory", "resolve_device", "sees_gpu"]
+__all__ = ["CudaDevice", "cuda_memory", "find_cuda_device", "resolve_device", "sees_gpu"]
 
 _log = logging.getLogger(__name__)
 
@@ -153,15 +153,16 @@ def _attribute(handle: Any, name: str) -> int:
     return int(call(driver().cuDeviceGetAttribute(attribute, handle), "reading a device's properties"))
 
 
-def free_cuda_memory(device: CudaDevice) -> int:
-    """Bytes of the device's memory that are free. On any thread, whose current context stays as it was."""
+def cuda_memory(device: CudaDevice) -> tuple[int, int]:
+    """Bytes of the device's memory that are free, and all. On any thread, whose current context stays as it was."""
     cu = driver()
     handle = call(cu.cuDeviceGet(device.ordinal), "opening a device")
     context = call(cu.cuDevicePrimaryCtxRetain(handle), "opening the device")
     try:
         call(cu.cuCtxPushCurrent(context), "opening the device")
         try:
-            return int(call(cu.cuMemGetInfo(), "reading the free memory")[0])
+            free, total = call(cu.cuMemGetInfo(), "reading the free memory")
+            return int(free), int(total)
         finally:
             cu.cuCtxPopCurrent()
     finally:

@@ -32,7 +32,7 @@ class SourceTensorData(Protocol):
 
 
 def load_parameters(
-    metadata: LibraryMetadata, tensors: Mapping[str, SourceTensorData], progress: Callable[[int], None]
+    metadata: LibraryMetadata, tensors: Mapping[str, SourceTensorData], progress: Callable[[int], object]
 ) -> list[npt.NDArray[Any]]:
     """Copy and repack all weights into one arena.
 
@@ -74,7 +74,7 @@ def _fill_matrix(
     matrix: PackedWeight,
     tensors: Mapping[str, SourceTensorData],
     parameters: list[npt.NDArray[Any]],
-    progress: Callable[[int], None],
+    progress: Callable[[int], object],
 ) -> None:
     sources = [_rotated_rows(source, tensors[source.tensor].data) for source in matrix.sources]
     missing = matrix.rows - sum(len(source) for source in sources)

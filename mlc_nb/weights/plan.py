@@ -130,6 +130,11 @@ class LibraryMetadata(Frozen):
     vectors: tuple[VectorWeight, ...]
     matrices: tuple[PackedWeight, ...]
 
+    @property
+    def for_cuda(self) -> bool:
+        """Whether it is for a GPU."""
+        return self.isa.startswith("sm_")
+
 
 class CompileRequest(Frozen):
     """Everything that decides what the compiler produces.

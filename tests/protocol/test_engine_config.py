@@ -50,7 +50,7 @@ def test_arguments_and_configuration_must_agree() -> None:
         ("prefix_cache_max_num_recycling_seqs", -2),
         ("max_num_sequence", 0),
         ("max_num_sequence", "4"),
-        ("activation_dtype", "float16"),
+        ("activation_dtype", "float64"),
         ("num_threads", 0),
         ("num_threads", True),
         ("max_single_sequence_length", 1),
