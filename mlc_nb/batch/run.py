@@ -71,7 +71,7 @@ async def batch(
     >>> result.texts
     """
     asked = list(_checked(requests))
-    if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+    if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
         raise BadRequestError(f"concurrency must be a whole number from 1, got {short_repr(concurrency)}.")
     if engine is not None and model is not None:
         raise BadRequestError("batch takes a model or an engine, not both.")
