@@ -31,6 +31,7 @@ def examine() -> int:
         ("instruction set", _instruction_set),
         ("cores", _cores),
         ("memory", _memory),
+        ("GPU", _gpu),
         ("native runtime", _native_runtime),
         ("cache", _cache),
         ("child processes", _child),
@@ -83,9 +84,22 @@ def _cores() -> str:
 
 
 def _memory() -> str:
-    from mlc_nb.engine.limits import free_memory
+    from mlc_nb.runtime.cpu_memory import free_memory
 
     return f"{free_memory() / 2**30:.1f} GiB free"
+
+
+def _gpu() -> str:
+    from mlc_nb.runtime.devices import cuda_memory, find_cuda_device, sees_gpu
+
+    if not sees_gpu():
+        return "no NVIDIA GPU with a driver; models run on the CPU"
+    try:
+        gpu = find_cuda_device("cuda")
+        free, total = cuda_memory(gpu)
+    except MLCError as error:
+        raise _CautionError(f"there is one, but models run on the CPU: {error}") from None
+    return f"{gpu.name} ({gpu.device}, {gpu.architecture}), {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
 
 def _native_runtime() -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.engine.metrics import EngineMetrics
     from mlc_nb.engine.model import LoadedModel
+    from mlc_nb.engine.room import Room
     from mlc_nb.protocol.engine_config import EngineConfig
     from mlc_nb.runtime.memory import MemoryUse
     from mlc_nb.runtime.step import ModelRunner
@@ -49,6 +50,8 @@ class EngineCore:
         What to run.
     config
         Limits and sizes, resolved by `resolve_engine_config`.
+    room
+        What of the device's memory the engine may take when it is resized; None lets it not be resized.
 
     Attributes
     ----------
@@ -61,11 +64,12 @@ class EngineCore:
         What opening the runner raised; nothing is left behind then.
     """
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, room: Room | None = None) -> None:
         self.config: EngineConfig = model.config or config
         self.holders = Holders()
         self._rules = model.config.rules if model.config is not None else {}
         self.state: EngineState = "starting"
+        self._room = room
         self._model: LoadedModel | None = model
         self._token_bytes: TokenBytes | None = TokenBytes(model.tokenizer)
         self._failure: BaseException | None = None
@@ -73,7 +77,8 @@ class EngineCore:
         self._process_id = os.getpid()
         self._last_used = monotonic()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        # Reentrant: what a property may ask under it, others ask without it.
+        self._lock = threading.RLock()
         self._in_flight: dict[str, ActiveRequest] = {}
         self._started = threading.Event()
         self._terminating = threading.Event()
@@ -123,16 +128,16 @@ class EngineCore:
         EngineTerminatedError
             The engine was terminated or failed.
         """
-        limit = self.max_sequence_length
         num_prompt_tokens = len(request.prompt_token_ids)
-        if num_prompt_tokens >= limit:
-            raise BadRequestError(
-                f"The prompt has {num_prompt_tokens} tokens, but prompt and answer together can have at most {limit}"
-                f"{self._why('max_single_sequence_length')}: shorten the prompt, or the conversation before it."
-            )
-        room = limit - num_prompt_tokens
         with self._lock:
-            self._check_ready()
+            limit = self.max_sequence_length
+            if num_prompt_tokens >= limit:
+                raise BadRequestError(
+                    f"The prompt has {num_prompt_tokens} tokens, but prompt and answer together can have at most "
+                    f"{limit}{self._why('max_single_sequence_length')}: shorten the prompt, or the conversation "
+                    "before it."
+                )
+            room = limit - num_prompt_tokens
             assert self._token_bytes is not None  # see model
             if request.request_id in self._in_flight:
                 raise BadRequestError(f"request_id {request.request_id!r} is in flight already: give each its own.")
@@ -167,6 +172,35 @@ class EngineCore:
             self._inbox.put(functools.partial(self._reset, done))
         while not done.wait(WAIT_SECONDS) and self._thread.is_alive():
             pass
+
+    def resize_kv_cache(self, max_total_sequence_length: int) -> None:
+        """Make the KV cache anew for so many tokens; the weights stay where they are.
+
+        One request can still have no more tokens than when the engine was made.
+
+        Raises
+        ------
+        BadRequestError
+            Requests are in flight, or the number is one that this engine cannot have.
+        OutOfMemoryError
+            It does not fit; the old cache stays.
+        EngineTerminatedError
+            The engine was terminated or failed.
+        """
+        answers: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        with self._lock:
+            self._check_ready()
+            self._inbox.put(functools.partial(self._resize, max_total_sequence_length, answers))
+        while self._thread.is_alive():
+            try:
+                error = answers.get(timeout=WAIT_SECONDS)
+            except queue.Empty:
+                continue
+            if error is not None:
+                raise error
+            return
+        with self._lock:
+            self._check_ready()
 
     def metrics(self) -> EngineMetrics:
         """Return a copy of the counts and times so far.
@@ -298,6 +332,21 @@ class EngineCore:
     def _reset(self, done: threading.Event) -> None:
         self._loop.reset()
         done.set()
+
+    def _resize(self, total: int, answers: queue.SimpleQueue[Exception | None]) -> None:
+        try:
+            with self._lock:  # no request can come while its limits change
+                if self._model is None or self._model.resized is None or self._room is None:
+                    raise BadRequestError("The KV cache of this engine cannot be resized: make a new engine.")
+                if self._in_flight:
+                    raise BadRequestError("Requests are in flight: the KV cache can be resized when they have ended.")
+                limits, config = self._model.resized(total, self._room)
+                self._loop.resize(limits.pages)
+                self.config, self._rules = config, config.rules
+        except Exception as error:
+            answers.put(error)
+        else:
+            answers.put(None)
 
     def _end(self, state: EngineState) -> None:
         """Refuse new requests, end those in flight and drop the model."""

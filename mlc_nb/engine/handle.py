@@ -135,6 +135,22 @@ class EngineHandle:
         if not self._released:
             self._core.terminate()
 
+    def resize_kv_cache(self, max_total_sequence_length: int) -> None:
+        """Make the KV cache anew for so many tokens of all requests together; the weights are not loaded again.
+
+        One request can have no more tokens than when the engine was made.
+
+        Raises
+        ------
+        BadRequestError
+            Requests are in flight, or the number is one that this engine cannot have.
+        OutOfMemoryError
+            It does not fit; the message says what would. The old cache stays.
+        EngineTerminatedError
+            The engine was terminated.
+        """
+        self.core.resize_kv_cache(max_total_sequence_length)
+
     def _check_chat(self, fields: dict[str, Any], extra_body: object) -> ChatCompletionRequest:
         _ = self.core.model  # a terminated engine says so
         return prepare.chat_request(prepare.request_fields(fields, extra_body), self._model_names)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from mlc_nb.errors import BadRequestError, ModelFormatError, OutOfMemoryError
+from mlc_nb.engine.memory_plan import SHARE_OF_FREE_MEMORY, MemoryPlan
+from mlc_nb.errors import BadRequestError, ModelFormatError
 from mlc_nb.protocol.engine_config import ResolvedEngineConfig
-from mlc_nb.quantization.packing import packed_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlc_nb.engine.room import Room
     from mlc_nb.protocol.engine_config import EngineConfig
+    from mlc_nb.runtime.memory import MemoryNeeds
     from mlc_nb.weights.plan import LibraryMetadata
 
-__all__ = ["Limits", "free_memory", "resolve_limits", "resolved_config"]
+__all__ = ["Limits", "resolve_limits", "resolved_config"]
 
-_SHARE_OF_FREE_MEMORY = 0.85
 _LOCAL_TOTAL = 8192
-_WORKSPACE_BYTES = 128 * 2**20
 _ADDRESSABLE_ELEMENTS = 2**31 - 1
-"""Of the KV pool, which kernels index with 32 bits."""
-_CGROUP = Path("/sys/fs/cgroup")
+"""Of the KV pool, which kernels for CPUs index with 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -46,32 +44,17 @@ class Limits:
     rules: dict[str, str]
 
 
-def free_memory() -> int:
-    """Bytes that this process may still take: what the host has available, within the control group's limit."""
-    free = int(psutil.virtual_memory().available)
-    granted = [
-        _granted(_CGROUP, "memory.max", "memory.current", "inactive_file"),
-        _granted(_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ]
-    return min([free, *(room for room in granted if room is not None)])
-
-
-def _granted(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
-    """Bytes that a control group still grants; None where it sets no limit.
-
-    Files that it has read count as used, though the system drops them when memory is wanted: a model that was just
-    downloaded must not seem to fill the machine.
-    """
-    try:
-        most, used = (int((group / name).read_text(encoding="ascii")) for name in (limit, usage))
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-        return max(0, most - used + int(statistics.get(reclaimable, 0)))
-    except (OSError, ValueError):  # no such group, or a limit of "max"
-        return None
-
-
-def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: int) -> Limits:
+def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, needs: MemoryNeeds, room: Room) -> Limits:
     """Apply the rules of the modes (section 8.2 of the MLC formats) to the memory that is free.
+
+    Where a whole sequence does not fit, the room is asked to make some first.
+
+    Parameters
+    ----------
+    needs
+        What the model takes on its device.
+    room
+        What of the device is free; the memory of the limits is taken from it.
 
     Raises
     ------
@@ -90,25 +73,17 @@ def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: 
             f"engine_config.max_single_sequence_length is {single}, but the model's context window is {context} tokens"
         )
     token_elements = 2 * metadata.layers * metadata.kv_heads * metadata.head_dim
-    token_bytes = token_elements * (2 if metadata.kv_dtype == "float16" else 4)
-    addressable = _addressable_tokens(token_elements, metadata.page_size)
+    addressable = _addressable_tokens(metadata, token_elements)
     if config.max_total_sequence_length is not None and config.max_total_sequence_length > addressable:
         raise BadRequestError(
             f"engine_config.max_total_sequence_length is {config.max_total_sequence_length}, but kernels address the "
             f"KV pool with 32 bits: of this model it holds at most {addressable} tokens"
         )
-    weight_bytes = sum(packed_bytes(m.block_type, m.rows, m.columns) for m in metadata.matrices)
-    room = int(free_bytes * _SHARE_OF_FREE_MEMORY) - weight_bytes - _WORKSPACE_BYTES
-    in_memory = max(room, 0) // token_bytes
     least = config.max_total_sequence_length or metadata.page_size
+    plan = _plan_with_room(needs, room, [config.max_total_sequence_length or min(single, _LOCAL_TOTAL), least])
+    in_memory = plan.tokens_that_fit
     if in_memory < least:
-        lower = "" if config.max_total_sequence_length is None else ", or lower engine_config.max_total_sequence_length"
-        raise OutOfMemoryError(
-            f"the model needs {weight_bytes / 2**20:,.0f} MiB for its weights, {_WORKSPACE_BYTES / 2**20:,.0f} MiB to "
-            f"work in and {least * token_bytes / 2**20:,.1f} MiB for a KV cache of {least} tokens; "
-            f"{free_bytes / 2**20:,.0f} MiB are free, of which {_SHARE_OF_FREE_MEMORY:.0%} may be used. Free memory, "
-            f"or unload another model{lower}."
-        )
+        raise plan.refusal(room.others(), configured=config.max_total_sequence_length is not None)
     capacity = min(in_memory, addressable)
     mode = config.mode or "local"
     by_mode = {"local": min(single, _LOCAL_TOTAL), "interactive": single, "server": config.num_sequences * single}
@@ -127,10 +102,10 @@ def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: 
             f"engine_config.max_single_sequence_length is {single}, but the KV cache holds {total} tokens, as many as "
             f"{reason}, or lower max_single_sequence_length"
         )
+    bound = "memory_limit" if plan.allowed == plan.most_bytes else f"{SHARE_OF_FREE_MEMORY:.0%} of what was free"
     memory_rule = (
-        f"memory: {_SHARE_OF_FREE_MEMORY:.0%} of {free_bytes / 2**20:,.0f} MiB that were free, less "
-        f"{weight_bytes / 2**20:,.0f} MiB of weights and {_WORKSPACE_BYTES / 2**20:,.0f} MiB to work in, at "
-        f"{token_bytes / 1024:,.1f} KiB a token"
+        f"memory: {plan.allowed / 2**20:,.0f} MiB ({bound}), less {needs.weights / 2**20:,.0f} MiB of weights and "
+        f"{(needs.workspace + needs.logits) / 2**20:,.0f} MiB to work in, at {needs.kv_token / 1024:,.1f} KiB a token"
     )
     mode_rule = {
         "local": f"mode 'local': one whole sequence, at most {_LOCAL_TOTAL} tokens",
@@ -148,11 +123,27 @@ def resolve_limits(metadata: LibraryMetadata, config: EngineConfig, free_bytes: 
     else:
         single_rule = "the model's context window" if config.max_single_sequence_length is None else "as configured"
     rules = {"max_single_sequence_length": single_rule, "max_total_sequence_length": total_rule}
-    return Limits(min(single, total), total, -(-total // metadata.page_size), rules)
+    pages = -(-total // metadata.page_size)
+    room.take(needs.fixed + pages * metadata.page_size * needs.kv_token)
+    return Limits(min(single, total), total, pages, rules)
 
 
-def _addressable_tokens(token_elements: int, page_size: int) -> int:
-    """Tokens in the most whole pages that kernels can address."""
+def _plan_with_room(needs: MemoryNeeds, room: Room, sizes: Sequence[int]) -> MemoryPlan:
+    """The plan for the first of these numbers of tokens that fits, by making room if need be; else for the last."""
+    for tokens in sizes:
+        plan = MemoryPlan(needs, tokens, room.free_bytes(), room.most_bytes())
+        if not plan.missing:
+            return plan
+        if room.make(plan.missing):
+            return MemoryPlan(needs, tokens, room.free_bytes(), room.most_bytes())
+    return plan
+
+
+def _addressable_tokens(metadata: LibraryMetadata, token_elements: int) -> int:
+    """Tokens in the most whole pages that kernels can address; on a GPU they can address all that there is."""
+    page_size = metadata.page_size
+    if metadata.for_cuda:
+        return _ADDRESSABLE_ELEMENTS // page_size * page_size
     pages = _ADDRESSABLE_ELEMENTS // (token_elements * page_size)
     if pages < 1:
         raise ModelFormatError(

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlc_nb.engine.backends import activation_dtype_of, backend_of
 from mlc_nb.engine.grammar import GrammarCompiler
-from mlc_nb.engine.limits import free_memory, resolve_limits, resolved_config
-from mlc_nb.errors import DeviceUnavailableError, ModelFormatError
+from mlc_nb.engine.limits import resolve_limits, resolved_config
+from mlc_nb.engine.room import WholeDevice
+from mlc_nb.errors import ModelFormatError
 from mlc_nb.library import LibraryBundle, load_bundle, open_bundle
 from mlc_nb.models.registry import architecture_module
-from mlc_nb.progress import byte_bar
 from mlc_nb.protocol.chat_template import ChatTemplate
 from mlc_nb.runtime.cores import usable_cores
-from mlc_nb.runtime.isa import host_isa, runnable_isas
-from mlc_nb.runtime.model_runner import CpuModelRunner
-from mlc_nb.runtime.parameters import load_parameters, rope_tables
+from mlc_nb.runtime.devices import resolve_device
+from mlc_nb.runtime.isa import host_isa
 from mlc_nb.weights.gguf_file import GGUFFile
 from mlc_nb.weights.gguf_tokenizer import load_tokenizer
 from mlc_nb.weights.plan import CompileRequest
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
+    from mlc_nb.engine.backends import Backend
+    from mlc_nb.engine.limits import Limits
+    from mlc_nb.engine.room import Room
     from mlc_nb.protocol.engine_config import EngineConfig, ResolvedEngineConfig
     from mlc_nb.runtime.step import ModelRunner
     from mlc_nb.weights.plan import LibraryMetadata
 
 __all__ = ["LoadedModel", "compile_request", "load_model"]
-
-DEFAULT_ACTIVATIONS = "int16"
-"""What ``EngineConfig.activation_dtype`` "auto" means on a CPU: answers as in float32, from int8 instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ class LoadedModel:
         Compiles grammars for the model's vocabulary.
     config
         The configuration with all values resolved, and why; None where the engine is to take its own as it is.
+    resized
+        Limits and configuration for another ``max_total_sequence_length``, as memory allows; None where the KV cache
+        cannot be resized.
     """
 
     model_id: str
@@ -81,6 +85,7 @@ class LoadedModel:
     scheme: str = ""
     grammars: GrammarCompiler = field(default_factory=GrammarCompiler, repr=False, compare=False)
     config: ResolvedEngineConfig | None = None
+    resized: Callable[[int, Room], tuple[Limits, ResolvedEngineConfig]] | None = None
 
 
 def load_model(
@@ -90,6 +95,7 @@ def load_model(
     model_lib: str | os.PathLike[str] | None = None,
     config: EngineConfig,
     progress: bool = True,
+    room: Room | None = None,
 ) -> LoadedModel:
     """Find a model, read and check it, and make sure that its compiled library is there.
 
@@ -98,13 +104,15 @@ def load_model(
     model
         As `mlc_nb.weights.source.resolve_model` takes it.
     device
-        ``auto`` or ``cpu``.
+        As `mlc_nb.runtime.devices.resolve_device` takes it.
     model_lib
         A library bundle to use instead of the cached one.
     config
         Resolved settings of the engine.
     progress
         Whether to show progress bars for what takes time.
+    room
+        What of the device's memory the model may take; None takes what is free.
 
     Raises
     ------
@@ -117,15 +125,25 @@ def load_model(
     OutOfMemoryError
         The model does not fit in the free memory.
     """
-    if device not in ("auto", "cpu"):
-        raise DeviceUnavailableError(f"device {device!r} is not supported yet; use 'cpu' or 'auto'")
+    device = resolve_device(device)
+    backend = backend_of(device)
     source = resolve_model(model, progress=progress)
     file = GGUFFile.open(source.path)
     try:
-        architecture_module(file.architecture)
+        architecture_module(file.architecture, for_cuda=device != "cpu")
         vocabulary = load_tokenizer(file.metadata)
-        bundle = _library(compile_request(file, config), model_lib, progress)
-        limits = resolve_limits(bundle.metadata, config, free_memory())
+        bundle = _library(compile_request(file, config, backend.isa), model_lib, backend, progress)
+        needs = backend.needs(bundle, config)
+        limits = resolve_limits(bundle.metadata, config, needs, room or WholeDevice(device))
+        num_threads = config.num_threads or usable_cores()
+        activation_dtype = bundle.metadata.activation_dtype
+
+        def resized(total: int, room: Room) -> tuple[Limits, ResolvedEngineConfig]:
+            changed = config.model_copy(update={"max_total_sequence_length": total})
+            limits = resolve_limits(bundle.metadata, changed, needs, room)
+            resolved = resolved_config(changed, limits, activation_dtype=activation_dtype, num_threads=num_threads)
+            return limits, resolved
+
         if vocabulary.tokenizer.get_vocab_size() > bundle.metadata.vocab_size:
             raise ModelFormatError(
                 f"{source.path} has {vocabulary.tokenizer.get_vocab_size()} tokens but only "
@@ -144,15 +162,14 @@ def load_model(
             context_window_size=limits.single_sequence,
             vocab_size=bundle.metadata.vocab_size,
             scheme=_scheme(bundle.metadata),
-            open_runner=_runner_opener(
-                file, bundle, limits.single_sequence, limits.pages, config.num_threads, progress
-            ),
+            open_runner=functools.partial(backend.open_runner, file, bundle, limits, config, progress),
             config=resolved_config(
                 config,
                 limits,
-                activation_dtype=bundle.metadata.activation_dtype,
-                num_threads=config.num_threads or usable_cores(),
+                activation_dtype=activation_dtype,
+                num_threads=num_threads,
             ),
+            resized=resized,
         )
     except BaseException:
         file.close()
@@ -160,7 +177,16 @@ def load_model(
 
 
 def compile_request(file: GGUFFile, config: EngineConfig, isa: str | None = None) -> CompileRequest:
-    """Say what to compile for a model and a configuration; ``isa`` is the level, None takes that of this machine."""
+    """Say what to compile for a model and a configuration.
+
+    ``isa`` is the ISA level or the GPU's architecture; None takes the level of this machine.
+
+    Raises
+    ------
+    BadRequestError
+        The configuration asks for what the device does not have.
+    """
+    isa = isa or host_isa()
     prefix = f"{file.architecture}."
     hyperparameters = {
         key.removeprefix(prefix): value
@@ -171,12 +197,14 @@ def compile_request(file: GGUFFile, config: EngineConfig, isa: str | None = None
         architecture=file.architecture,
         hyperparameters=hyperparameters,
         tensors={name: (tensor.block_type, tensor.shape) for name, tensor in file.tensors.items()},
-        isa=isa or host_isa(),
-        activation_dtype=DEFAULT_ACTIVATIONS if config.activation_dtype == "auto" else config.activation_dtype,
+        isa=isa,
+        activation_dtype=activation_dtype_of(config, file, isa),
     )
 
 
-def _library(request: CompileRequest, model_lib: str | os.PathLike[str] | None, progress: bool) -> LibraryBundle:
+def _library(
+    request: CompileRequest, model_lib: str | os.PathLike[str] | None, backend: Backend, progress: bool
+) -> LibraryBundle:
     if model_lib is None:
         return open_bundle(request, progress=progress)
     bundle = load_bundle(Path(model_lib))
@@ -186,11 +214,7 @@ def _library(request: CompileRequest, model_lib: str | os.PathLike[str] | None, 
             f"the library {model_lib} was compiled for another model or for other settings (activation_dtype "
             f"{given.activation_dtype}, wanted {request.activation_dtype}); leave model_lib out to have one compiled"
         )
-    if given.isa not in runnable_isas():
-        raise DeviceUnavailableError(
-            f"the library {model_lib} was compiled for the ISA level {given.isa}; this processor can run: "
-            f"{', '.join(runnable_isas())}"
-        )
+    backend.check(bundle)
     return bundle
 
 
@@ -200,15 +224,3 @@ def _scheme(metadata: LibraryMetadata) -> str:
     for matrix in metadata.matrices:
         sizes[matrix.block_type] += matrix.rows * matrix.columns
     return max(sizes, key=sizes.__getitem__, default="F32")
-
-
-def _runner_opener(
-    file: GGUFFile, bundle: LibraryBundle, positions: int, pages: int, num_threads: int | None, progress: bool
-) -> Callable[[], ModelRunner]:
-    def open_runner() -> CpuModelRunner:
-        with file, byte_bar("Loading the weights", enabled=progress) as bar:
-            parameters = load_parameters(bundle.metadata, file.tensors, bar.update)
-            rope = rope_tables(bundle.metadata, file.tensors, positions)
-        return CpuModelRunner(bundle, parameters, rope, num_pages=pages, num_threads=num_threads)
-
-    return open_runner

@@ -12,6 +12,7 @@ from mlc_nb.engine.core import EngineCore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mlc_nb.engine.room import Room
     from mlc_nb.protocol.engine_config import EngineConfig
 
 __all__ = ["CoreProvider", "acquire_core", "create_core", "set_core_provider"]
@@ -19,8 +20,15 @@ __all__ = ["CoreProvider", "acquire_core", "create_core", "set_core_provider"]
 CoreProvider: TypeAlias = "Callable[[str, str, str | None, EngineConfig], EngineCore]"
 
 
-def create_core(model: str, device: str, model_lib: str | None, config: EngineConfig) -> EngineCore:
+def create_core(
+    model: str, device: str, model_lib: str | None, config: EngineConfig, room: Room | None = None
+) -> EngineCore:
     """Load a model and start a core for it.
+
+    Parameters
+    ----------
+    room
+        What of the device's memory it may take; None takes what is free.
 
     Raises
     ------
@@ -29,7 +37,7 @@ def create_core(model: str, device: str, model_lib: str | None, config: EngineCo
     """
     from mlc_nb.engine.model import load_model
 
-    return EngineCore(load_model(model, device=device, model_lib=model_lib, config=config), config)
+    return EngineCore(load_model(model, device=device, model_lib=model_lib, config=config, room=room), config, room)
 
 
 def acquire_core(model: str, device: str, model_lib: str | None, config: EngineConfig) -> EngineCore:

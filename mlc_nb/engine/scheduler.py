@@ -72,6 +72,10 @@ class Scheduler:
         self._running: list[Sequence] = []
         self.reset_counts()
 
+    def use_pool(self, block_manager: BlockManager, prefix_cache: PrefixCache) -> None:
+        """Take pages from another pool from now on; there must be no sequence."""
+        self._blocks, self._cache = block_manager, prefix_cache
+
     def reset_counts(self) -> None:
         """Begin to count preemptions, and prompt tokens of sequences that ran and those found in the cache, anew."""
         self.num_preemptions = 0

@@ -60,6 +60,23 @@ class StepLoop:
             model_id, total_pages=runner.num_pages, weight_bytes=runner.weight_bytes, kv_bytes=runner.kv_bytes
         )
         self._metrics = replace(self._empty_metrics)
+        self._max_idle_sequences = config.max_idle_sequences
+
+    def resize(self, num_pages: int) -> None:
+        """Make the KV cache anew in another size; there must be no requests.
+
+        Raises
+        ------
+        OutOfMemoryError
+            There is no memory for it; everything is as before.
+        """
+        runner = self._runner
+        runner.resize_kv_cache(num_pages)
+        self._blocks = BlockManager(runner.num_pages, runner.page_size)
+        self._cache = PrefixCache(self._blocks, self._max_idle_sequences)
+        self._scheduler.use_pool(self._blocks, self._cache)
+        for metrics in (self._empty_metrics, self._metrics):
+            metrics.total_pages, metrics.kv_bytes = runner.num_pages, runner.kv_bytes
 
     def let_go(self) -> None:
         """Drop the runner, whose owner closes it: metrics outlive it, and no step follows."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaProgram", "Queue"]
 
-_LARGEST_SHARED_BYTES = 48 * 1024  # without raising a function's limit
-
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
@@ -174,7 +172,8 @@ class CudaProgram:
         cu = driver()
         kernel = self._plan.kernels[name]
         function = call(cu.cuModuleGetFunction(self._module, kernel.entry.encode()), f"finding {kernel.entry}")
-        if kernel.shared_bytes > _LARGEST_SHARED_BYTES:
+        if kernel.shared_bytes:
+            # Without it, what a kernel declares and this together are limited to 48 KiB.
             limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call(cu.cuFuncSetAttribute(function, limit, kernel.shared_bytes), f"giving {kernel.entry} shared memory")
         return function

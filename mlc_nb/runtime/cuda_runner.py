@@ -85,7 +85,7 @@ class CudaModelRunner:
         num_pages: int,
         positions: int,
         num_sequences: int,
-        progress: Callable[[int], None],
+        progress: Callable[[int], object],
         use_graphs: bool = True,
     ) -> None:
         metadata = bundle.metadata
@@ -147,6 +147,28 @@ class CudaModelRunner:
         """What is held on the device now; from any thread."""
         return MemoryUse() if self._closed else self._memory
 
+    def resize_kv_cache(self, num_pages: int) -> None:
+        """Replace the KV pool by an empty one of so many pages.
+
+        Raises
+        ------
+        OutOfMemoryError
+            There is no memory for it beside the old one; the old pool stays.
+        """
+        self._context.synchronize()
+        size = self._sizes.kv_bytes(num_pages)
+        pages = self._context.allocate(size, "the KV cache")
+        call(driver().cuMemsetD8(pages, 0, size), "clearing the KV cache")
+        old = self._program.places["pages"]
+        # Graphs hold the old address.
+        assert self._graphs is not None
+        self._graphs.close()
+        self._program.move("pages", pages)
+        self._program.set_limit("num_pages", num_pages)
+        self._context.free(old)
+        self.num_pages, self.kv_bytes = num_pages, size
+        self._measure()
+
     def close(self) -> None:
         """Release weights, KV pages and the library; a second call does nothing."""
         if self._closed:
@@ -163,7 +185,7 @@ class CudaModelRunner:
         bundle: LibraryBundle,
         plan: LaunchPlan,
         tensors: Mapping[str, SourceTensorData],
-        progress: Callable[[int], None],
+        progress: Callable[[int], object],
     ) -> None:
         context, metadata, sizes = self._context, self.metadata, self._sizes
         parameters = [context.allocate(count, "the weights") for count in plan.parameters]

@@ -8,6 +8,7 @@ from mlc_nb.runtime.cublas import WORKSPACE_BYTES
 from mlc_nb.runtime.cuda_graphs import MOST_DECODES, bucket_of
 from mlc_nb.runtime.cuda_inputs import InputSizes, StepInputs
 from mlc_nb.runtime.cuda_sampler import CudaSampler
+from mlc_nb.runtime.memory import MemoryNeeds
 from mlc_nb.weights.launch_plan import compile_size
 from mlc_nb.weights.plan import MAX_STEP_TOKENS
 
@@ -87,6 +88,16 @@ class StepSizes:
     def kv_bytes(self, num_pages: int) -> int:
         """Bytes of a KV pool."""
         return self._metadata.layers * num_pages * self._plan.page_elements * _ELEMENT_BYTES
+
+    def needs(self) -> MemoryNeeds:
+        """What an engine takes."""
+        logits = self.buffer_bytes()["logits"]
+        return MemoryNeeds(
+            weights=sum(self._plan.parameters),
+            kv_token=self.kv_bytes(1) // self._metadata.page_size,
+            workspace=self.workspace_bytes - logits,
+            logits=logits,
+        )
 
     @property
     def workspace_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""How much memory things really take: what a runner holds, measured page by page."""
+"""What every device's memory has in common: what engines need of it and hold of it, and how that is measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MemoryUse", "address_range", "resident_bytes"]
+__all__ = ["DeviceMemory", "MemoryNeeds", "MemoryRow", "MemoryUse", "address_range", "device_memory", "resident_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,65 @@ class MemoryUse:
     def total(self) -> int:
         """All of it."""
         return self.weights + self.kv_cache + self.workspace + self.logits
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Bytes of a device's memory that an engine is going to take.
+
+    Attributes
+    ----------
+    weights, workspace, logits
+        As in `MemoryUse`, with the buffers between the kernels of a step.
+    kv_token
+        The KV cache of one token.
+    """
+
+    weights: int
+    kv_token: int
+    workspace: int
+    logits: int
+
+    @property
+    def fixed(self) -> int:
+        """All but the KV cache."""
+        return self.weights + self.workspace + self.logits
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """A line of a table of memory: what for, and bytes."""
+
+    purpose: str
+    size: int
+
+
+class DeviceMemory(Protocol):
+    """The memory of one device."""
+
+    def free_bytes(self) -> int:
+        """Bytes that this process may still take."""
+
+    def total_bytes(self) -> int:
+        """Bytes of the whole device, as far as this process may have them."""
+
+    def process_bytes(self) -> int:
+        """Measure what this process takes in all."""
+
+    def process_rows(self, engine_bytes: int) -> list[MemoryRow]:
+        """Measure what this process takes besides the ``engine_bytes`` that its engines measured."""
+
+
+def device_memory(device: str) -> DeviceMemory:
+    """Return the memory of a device that `mlc_nb.runtime.devices.resolve_device` named."""
+    if device == "cpu":
+        from mlc_nb.runtime.cpu_memory import CpuMemory
+
+        return CpuMemory()
+    from mlc_nb.runtime.cuda_memory import CudaMemory
+    from mlc_nb.runtime.devices import find_cuda_device
+
+    return CudaMemory(find_cuda_device(device))
 
 
 def address_range(*arrays: npt.NDArray[Any]) -> tuple[int, int]:

@@ -10,8 +10,11 @@ import numpy.typing as npt
 
 from mlc_nb.errors import EngineTerminatedError, MLCError
 from mlc_nb.runtime.arena import Arena
+from mlc_nb.runtime.cores import usable_cores
+from mlc_nb.runtime.cpu_memory import PARTIALS_BYTES, partials_bytes
+from mlc_nb.runtime.crew import WorkerCrew
 from mlc_nb.runtime.memory import MemoryUse, address_range, resident_bytes
-from mlc_nb.runtime.native import load_native, load_virtual_machine, return_free_memory, use_threads
+from mlc_nb.runtime.native import load_native, load_virtual_machine, return_free_memory
 from mlc_nb.runtime.step import SequenceSlice, StepResult
 from mlc_nb.runtime.step_inputs import StepInputs
 from mlc_nb.weights.plan import MAX_STEP_TOKENS
@@ -22,9 +25,6 @@ if TYPE_CHECKING:
     from mlc_nb.library import LibraryBundle
 
 __all__ = ["CpuModelRunner"]
-
-_PARTIALS_BYTES = 64 * 2**20
-"""Attention workspace of a call; steps that would need more run in several calls."""
 
 
 class CpuModelRunner:
@@ -56,31 +56,25 @@ class CpuModelRunner:
         metadata = bundle.metadata
         self.metadata = metadata
         self.page_size = metadata.page_size
-        self.num_pages = num_pages
         self.weight_bytes = sum(parameter.nbytes for parameter in parameters)
         self._tvm_ffi = load_native()
-        self.num_threads = use_threads(num_threads)
-        self._machine = load_virtual_machine(bundle.executable, bundle.objects)
+        self.num_threads = num_threads or usable_cores()
+        kernels, self._machine = load_virtual_machine(bundle.executable, bundle.objects)
+        self._crew = WorkerCrew(kernels, self.num_threads)
         self._forward = self._machine["forward"]
-        pool = (metadata.layers, num_pages, 2, metadata.kv_heads, metadata.page_size * metadata.head_dim)
-        arena = Arena(Arena.needed([(pool, metadata.kv_dtype)]), "the KV cache")
-        pages = arena.array(pool, metadata.kv_dtype)
-        self.kv_bytes = pages.nbytes
-        self._pages = self._tensor(pages)
+        self.resize_kv_cache(num_pages)
         self._parameters = self._tvm_ffi.Array([self._tensor(parameter) for parameter in parameters])
         self._rope: tuple[Any, ...] = tuple(self._tensor(table) for table in rope)
         self._partial_bytes = metadata.query_heads * (metadata.head_dim + 2) * 4
         most_chunks = -(-len(rope[0]) // (metadata.page_size * metadata.chunk_pages))
-        most_partials = most_chunks * self._partial_bytes * MAX_STEP_TOKENS
-        partials_bytes = min(most_partials, max(_PARTIALS_BYTES, most_chunks * self._partial_bytes))
-        self._partials = Arena(partials_bytes, "the attention workspace").array((partials_bytes // 4,), "float32")
+        partials = partials_bytes(metadata, most_chunks)
+        self._partials = Arena(partials, "the attention workspace").array((partials // 4,), "float32")
         self._logits = np.empty((0, metadata.padded_vocab_size), np.float32)
         unwanted = (1, metadata.padded_vocab_size)
         self._unwanted_logits = Arena(Arena.needed([(unwanted, "float32")]), "the logits").array(unwanted, "float32")
         self._inputs: StepInputs | None = None
         # Addresses alone, which keep nothing in memory.
         self._weight_ranges = [address_range(*parameters)]
-        self._kv_ranges = [address_range(pages)]
         self._workspace_ranges = [address_range(self._partials), address_range(*rope)]
         self._closed = False
 
@@ -111,6 +105,22 @@ class CpuModelRunner:
             start += count
         return results
 
+    def resize_kv_cache(self, num_pages: int) -> None:
+        """Replace the KV pool by an empty one of so many pages.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the system does not grant it; the old pool stays.
+        """
+        metadata = self.metadata
+        shape = (num_pages, metadata.layers, 2, metadata.kv_heads, metadata.page_size * metadata.head_dim)
+        arena = Arena(Arena.needed([(shape, metadata.kv_dtype)]), "the KV cache")
+        pages = arena.array(shape, metadata.kv_dtype)
+        self._pages = self._tensor(pages)
+        self.num_pages, self.kv_bytes = num_pages, pages.nbytes
+        self._kv_ranges = [address_range(pages)]
+
     def memory(self) -> MemoryUse:
         """Measure what the runner holds now; from any thread."""
         if self._closed:
@@ -128,6 +138,7 @@ class CpuModelRunner:
         if self._closed:
             return
         self._closed = True
+        self._crew.close()
         self._forward = self._machine = self._inputs = None
         self._parameters = self._pages = None
         self._rope = ()
@@ -142,7 +153,7 @@ class CpuModelRunner:
         if self._closed:
             raise EngineTerminatedError("the model was released; make a new engine")
         chunks = self._chunks(slices)
-        most = min(MAX_STEP_TOKENS, max(1, _PARTIALS_BYTES // (chunks * self._partial_bytes)))
+        most = min(MAX_STEP_TOKENS, max(1, PARTIALS_BYTES // (chunks * self._partial_bytes)))
         logits = self._logits_buffer(len(rows))
         done = first = 0
         for call in _calls(slices, most):

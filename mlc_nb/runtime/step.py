@@ -90,5 +90,14 @@ class ModelRunner(Protocol):
         is raised.
         """
 
+    def resize_kv_cache(self, num_pages: int) -> None:
+        """Replace the KV pool by an empty one of so many pages.
+
+        Raises
+        ------
+        OutOfMemoryError
+            There is no memory for it; the old pool stays.
+        """
+
     def close(self) -> None:
         """Release weights, KV pages and the library; a second call does nothing."""

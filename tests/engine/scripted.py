@@ -141,6 +141,11 @@ class ScriptedRunner:
             row[self._next_token(history[: part.start_position + offset + 1])] = self.sharpness
         part.scorer.score(part.start_position, logits)
 
+    def resize_kv_cache(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.kv_bytes = 8 * num_pages * self.page_size
+        self._pages = np.full((num_pages, self.page_size), -1, dtype=np.int64)
+
     def memory(self) -> MemoryUse:
         return MemoryUse(weights=self.weight_bytes, kv_cache=self.kv_bytes, workspace=300, logits=4 * VOCAB_SIZE)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlc_nb.engine import limits
 from mlc_nb.engine.engine import MLCEngine
-from mlc_nb.engine.limits import free_memory, resolve_limits, resolved_config
+from mlc_nb.engine.limits import Limits, resolve_limits, resolved_config
 from mlc_nb.errors import BadRequestError, OutOfMemoryError
 from mlc_nb.protocol.engine_config import EngineConfig
+from mlc_nb.runtime.memory import MemoryNeeds, MemoryRow
 from mlc_nb.weights.plan import LibraryMetadata, PackedWeight, RopeTable
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 WORKSPACE = 128 * MIB
+LOGITS = 2 * MIB
+FIXED = 16 * MIB + WORKSPACE + LOGITS
 ADDRESSABLE = (2**31 - 1) // (16 * 2 * 4 * 16 * 64) * 16
 
 
@@ -50,7 +52,41 @@ def metadata(context: int, *, kv_dtype: str = "float16", rows: int = 4096) -> Li
 
 def free_for(tokens: int, *, token_bytes: int = 16384) -> int:
     """Free memory in which the model's KV cache holds so many tokens, and no more."""
-    return -(-(tokens * token_bytes + WORKSPACE + 16 * MIB) * 100 // 85) + 2
+    return -(-(tokens * token_bytes + FIXED) * 100 // 85) + 2
+
+
+class FreeRoom:
+    """A device with so much free memory, and perhaps a limit and idle engines that can go."""
+
+    def __init__(self, free: int, *, most: int | None = None, idle: int = 0) -> None:
+        self.free, self.most, self.idle = free, most, idle
+        self.taken = 0
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def most_bytes(self) -> int | None:
+        return self.most
+
+    def make(self, missing: int) -> bool:
+        if missing > self.idle:
+            return False
+        self.free += self.idle
+        self.idle = 0
+        return True
+
+    def take(self, size: int) -> None:
+        self.taken += size
+
+    def others(self) -> list[MemoryRow]:
+        return [MemoryRow("other", 50 * MIB)]
+
+
+def resolve(model: LibraryMetadata, config: EngineConfig, free: int, **room: Any) -> Limits:
+    needs = MemoryNeeds(
+        weights=16 * MIB, kv_token=16384 if model.kv_dtype == "float16" else 32768, workspace=WORKSPACE, logits=LOGITS
+    )
+    return resolve_limits(model, config, needs, FreeRoom(free, **room))
 
 
 @pytest.mark.parametrize(
@@ -76,12 +112,12 @@ def free_for(tokens: int, *, token_bytes: int = 16384) -> int:
     ],
 )
 def test_rules_of_the_modes(config: dict[str, Any], context: int, capacity: int, single: int, total: int) -> None:
-    found = resolve_limits(metadata(context), EngineConfig(**config), free_for(capacity))
+    found = resolve(metadata(context), EngineConfig(**config), free_for(capacity))
     assert (found.single_sequence, found.pages) == (single, -(-total // 16))
 
 
 def test_float32_pages_hold_half_as_many_tokens() -> None:
-    found = resolve_limits(metadata(4096, kv_dtype="float32"), EngineConfig(), free_for(1000))
+    found = resolve(metadata(4096, kv_dtype="float32"), EngineConfig(), free_for(1000))
     assert found.single_sequence == 500
 
 
@@ -99,10 +135,10 @@ def test_limits_are_always_sound(
     config = EngineConfig(
         mode=mode, max_total_sequence_length=total, max_single_sequence_length=single, max_num_sequence=sequences
     )
-    in_memory = max(0, int(free * 0.85) - WORKSPACE - 16 * MIB) // 16384
+    in_memory = max(0, int(free * 0.85) - FIXED) // 16384
     capacity = min(in_memory, ADDRESSABLE)
     try:
-        found = resolve_limits(metadata(context), config, free)
+        found = resolve(metadata(context), config, free)
     except (OutOfMemoryError, BadRequestError) as error:
         refusal: Exception | None = error
     else:
@@ -143,27 +179,27 @@ def test_limits_are_always_sound(
 )
 def test_refused_lengths_say_which_rule_bound_them(config: dict[str, Any], capacity: int, message: str) -> None:
     with pytest.raises(BadRequestError, match=message):
-        resolve_limits(metadata(4096), EngineConfig(**config), free_for(capacity))
+        resolve(metadata(4096), EngineConfig(**config), free_for(capacity))
 
 
 def test_the_local_mode_says_that_it_bound_a_length() -> None:
     with pytest.raises(BadRequestError, match="holds 8192 tokens, as many as mode 'local' gives"):
-        resolve_limits(metadata(32768), EngineConfig(max_single_sequence_length=10_000), free_for(10**6))
+        resolve(metadata(32768), EngineConfig(max_single_sequence_length=10_000), free_for(10**6))
 
 
 def test_the_pool_has_fewer_elements_than_kernels_can_address() -> None:
-    found = resolve_limits(metadata(32768), EngineConfig(mode="server"), free_for(10**6))
+    found = resolve(metadata(32768), EngineConfig(mode="server"), free_for(10**6))
     assert found.total == ADDRESSABLE == 262_128
     rule = "kernels address the KV pool with 32 bits: at most 262128 tokens"
     assert found.rules["max_total_sequence_length"] == rule
     assert found.rules["max_single_sequence_length"] == "the model's context window"
     with pytest.raises(BadRequestError, match=r"max_total_sequence_length is 262129, .* at most 262128 tokens"):
-        resolve_limits(metadata(32768), EngineConfig(max_total_sequence_length=262_129), free_for(10**6))
+        resolve(metadata(32768), EngineConfig(max_total_sequence_length=262_129), free_for(10**6))
 
 
 @pytest.mark.parametrize("config", [{}, {"max_single_sequence_length": 2}])
 def test_the_pool_has_a_page_however_short_the_sequences_are(config: dict[str, Any]) -> None:
-    found = resolve_limits(metadata(8), EngineConfig(**config), free_for(1000))
+    found = resolve(metadata(8), EngineConfig(**config), free_for(1000))
     assert (found.total, found.pages) == (16, 1)
     resolved = resolved_config(EngineConfig(**config), found, activation_dtype="int8", num_threads=1)
     assert resolved.max_single_sequence_length == found.single_sequence == config.get("max_single_sequence_length", 8)
@@ -171,16 +207,49 @@ def test_the_pool_has_a_page_however_short_the_sequences_are(config: dict[str, A
 
 def test_too_little_memory_blames_no_setting_that_was_not_given() -> None:
     with pytest.raises(OutOfMemoryError) as refusal:
-        resolve_limits(metadata(4096), EngineConfig(), 100 * MIB)
+        resolve(metadata(4096), EngineConfig(), 100 * MIB)
     assert "engine_config" not in str(refusal.value)
 
 
-def test_too_little_memory_names_all_sizes() -> None:
-    with pytest.raises(
-        OutOfMemoryError,
-        match=r"16 MiB for its weights, 128 MiB to .* 15\.6 MiB for a KV cache of 1000 tokens; 100 MiB are free",
-    ):
-        resolve_limits(metadata(4096), EngineConfig(max_total_sequence_length=1000), 100 * MIB)
+def test_too_little_memory_names_all_sizes_and_what_would_fit() -> None:
+    with pytest.raises(OutOfMemoryError) as refusal:
+        resolve(metadata(4096), EngineConfig(max_total_sequence_length=4000), 200 * MIB)
+    text = str(refusal.value)
+    rows = {"weights": 16.0, "workspace": 128.0, "logits": 2.0, "KV cache": 62.5, "together": 208.5, "free": 200.0}
+    for purpose, size in rows.items():
+        assert re.search(rf"^  {purpose} +{size} MiB", text, re.MULTILINE), text
+    fitting = int(re.search(r"max_total_sequence_length of at most ([\d,]+)", text)[1].replace(",", ""))  # type: ignore[index]
+    assert resolve(metadata(4096), EngineConfig(max_total_sequence_length=fitting), 200 * MIB).total == fitting
+    with pytest.raises(OutOfMemoryError):
+        resolve(metadata(4096), EngineConfig(max_total_sequence_length=fitting + 1), 200 * MIB)
+    assert "unloading other, which holds 50.0 MiB" in text
+    more = float(re.search(r"another ([\d.]+) MiB of free memory", text)[1])  # type: ignore[index]
+    assert resolve(metadata(4096), EngineConfig(max_total_sequence_length=4000), int((200 + more + 0.1) * MIB))
+    assert "memory_limit" not in text
+
+
+def test_weights_that_do_not_fit_are_named_as_what_is_too_large() -> None:
+    with pytest.raises(OutOfMemoryError, match="a smaller model, or this one stored in fewer bits"):
+        resolve(metadata(4096), EngineConfig(), 100 * MIB)
+
+
+def test_a_memory_limit_binds_like_memory_itself() -> None:
+    found = resolve(metadata(4096), EngineConfig(), free_for(100_000), most=FIXED + 1000 * 16384)
+    assert found.total == 1000
+    assert "(memory_limit)" in found.rules["max_total_sequence_length"]
+    with pytest.raises(OutOfMemoryError, match=r"left by memory_limit +100\.0 MiB(.|\n)*a higher memory_limit"):
+        resolve(metadata(4096), EngineConfig(), free_for(100_000), most=100 * MIB)
+
+
+def test_idle_engines_go_for_a_whole_sequence_only_if_that_is_enough() -> None:
+    found = resolve(metadata(4096), EngineConfig(), free_for(1000), idle=free_for(4096))
+    assert found.total == 4096
+    found = resolve(metadata(4096), EngineConfig(), free_for(1000), idle=MIB)
+    assert found.total == 1000
+    found = resolve(metadata(4096), EngineConfig(), 0, idle=free_for(1000))
+    assert found.total == 1000
+    with pytest.raises(OutOfMemoryError):
+        resolve(metadata(4096), EngineConfig(), 0, idle=MIB)
 
 
 def test_the_server_mode_of_the_default_model_answers(smollm2_path: Path) -> None:
@@ -190,64 +259,3 @@ def test_the_server_mode_of_the_default_model_answers(smollm2_path: Path) -> Non
         answer = engine.completions.create(prompt="Once upon a time", max_tokens=4, temperature=0)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 4
-
-
-# -- the memory that is free
-
-
-def write_group(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-
-
-GIB = 2**30
-
-
-@pytest.mark.parametrize(
-    ("files", "granted"),
-    [
-        ({}, None),
-        ({"memory.max": "max\n", "memory.current": "5\n", "memory.stat": "inactive_file 1\n"}, None),
-        ({"memory.max": f"{GIB}\n", "memory.current": f"{GIB // 4}\n", "memory.stat": "anon 7\n"}, GIB * 3 // 4),
-        # Files that were read do not count: the system drops them.
-        (
-            {
-                "memory.max": f"{GIB}\n",
-                "memory.current": f"{GIB}\n",
-                "memory.stat": f"file 9\ninactive_file {GIB // 2}\n",
-            },
-            GIB // 2,
-        ),
-        ({"memory.max": "100\n", "memory.current": "300\n", "memory.stat": "inactive_file 50\n"}, 0),
-        ({"memory.max": "nonsense\n", "memory.current": "300\n", "memory.stat": "\n"}, None),
-        (
-            {
-                "memory/memory.limit_in_bytes": f"{GIB}\n",
-                "memory/memory.usage_in_bytes": f"{GIB // 2}\n",
-                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 1024\n",
-            },
-            GIB // 2 + 1024,
-        ),
-        (
-            {
-                "memory/memory.limit_in_bytes": "9223372036854771712\n",
-                "memory/memory.usage_in_bytes": "1\n",
-                "memory/memory.stat": "",
-            },
-            None,
-        ),
-    ],
-)
-def test_free_memory_heeds_the_control_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], granted: int | None
-) -> None:
-    host = psutil.virtual_memory()._replace(available=2 * GIB)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
-    monkeypatch.setattr(limits, "_CGROUP", tmp_path)
-    write_group(tmp_path, files)
-    assert free_memory() == (2 * GIB if granted is None else granted)
-
-
-def test_free_memory_of_this_machine() -> None:
-    assert 0 < free_memory() <= psutil.virtual_memory().total
