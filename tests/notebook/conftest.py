@@ -7,17 +7,19 @@ import json
 import os
 import queue
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
-if TYPE_CHECKING:
-    from pathlib import Path
+import mlc_nb
 
 BUSY_AT_SHUTDOWN = re.compile(
     r"\[IPKernelApp\] ERROR \| Exception in message handler:\n(?:(?!mlc_nb).)*?"
@@ -82,14 +84,19 @@ class Run:
 
 
 class Kernel:
-    """A kernel in its own process, with what it writes to stderr in a file."""
+    """A kernel in its own process, with what it writes to stderr in a file.
 
-    def __init__(self, folder: Path) -> None:
+    ``packages`` is a folder of packages that go before the installed ones.
+    """
+
+    def __init__(self, folder: Path, packages: Path | None = None) -> None:
         self.stderr_path = folder / "stderr"
         self._stderr = self.stderr_path.open("w")
         # Over TCP, ipykernel warns on stderr that nothing is encrypted.
         self.manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(folder / "ipc"))
         environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
+        if packages is not None:
+            environment["PYTHONPATH"] = os.pathsep.join([str(packages), str(Path(mlc_nb.__file__).parents[1])])
         self.manager.start_kernel(env=environment, stderr=self._stderr, cwd=str(folder))
         self.connect()
 
@@ -152,6 +159,17 @@ def value_of(kernel: Kernel, expression: str) -> Any:
     run = kernel.run(f"import json; print(json.dumps({expression}))")
     assert run.reply["status"] == "ok", run.errors
     return json.loads(run.stream("stdout"))
+
+
+@pytest.fixture(scope="session")
+def older_ipykernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the oldest ipykernel that we support."""
+    folder = tmp_path_factory.mktemp("packages")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), "ipykernel==6.30.*"]
+    installed = subprocess.run(pip, capture_output=True, text=True, timeout=120, check=False)
+    if installed.returncode:
+        pytest.skip(f"no package index here: {installed.stderr[-200:]}")
+    return folder
 
 
 @pytest.fixture

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.version import Version
 
 import mlc_nb
 from tests.notebook.conftest import Kernel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NESTED = "import asyncio\nasync def main(): return 'ran'\nprint(asyncio.run(main()))"
 
@@ -38,15 +40,8 @@ def test_a_kernel_of_ipykernel_7_keeps_its_loop(tmp_path: Path) -> None:
         kernel.close()
 
 
-def test_a_kernel_of_ipykernel_6_runs_nested_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    older = tmp_path / "older"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(older), "ipykernel>=6.29,<7"]
-    installed = subprocess.run(pip, capture_output=True, text=True, timeout=120, check=False)
-    if installed.returncode:
-        pytest.skip(f"no package index here: {installed.stderr[-200:]}")
-    folder = Path(mlc_nb.__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(older), str(folder)]))
-    kernel = Kernel(tmp_path)
+def test_a_kernel_of_ipykernel_6_runs_nested_loops(tmp_path: Path, older_ipykernel: Path) -> None:
+    kernel = Kernel(tmp_path, older_ipykernel)
     try:
         assert kernel.run("import ipykernel; print(ipykernel.__version__[0])").stream("stdout") == "6\n"
         assert kernel.run(NESTED).errors[0]["ename"] == "RuntimeError"
