@@ -64,7 +64,7 @@ def in_forms(
         if terms:
             blocks = columns // BLOCK
             outputs = [
-                Tensor.placeholder([rows, blocks, terms, 8], "int32"),
+                Tensor.placeholder([rows, blocks, readers.level.code_rows(terms), 8], "int32"),
                 Tensor.placeholder([rows, blocks, 2], "float32"),
             ]
             forms[terms] = list(op.tensor_ir_op(build(terms), f"{name}_quantized", inputs, outputs))
@@ -134,6 +134,7 @@ class StackedLinear(nn.Module):
     def __init__(self, level: IsaLevel, sources: list[SourceTensor], terms: int) -> None:
         same = len({source.block_type for source in sources}) == 1
         groups = [sources] if same else [[source] for source in sources]
+        self.level = level
         self.products = nn.ModuleList([PackedLinear(level, group, terms) for group in groups])
 
     @property

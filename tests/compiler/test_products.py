@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from mlc_nb.compiler.kernels.cpu.isa import isa_level
 from mlc_nb.compiler.kernels.cpu.linear import TERM_BITS, float_product, quantized_product
 from tests.compiler.compiled import LEVELS, compile_kernel, run_kernel, tensor, use_threads
 from tests.compiler.weights import PLAIN, QUANTIZED, decoded, packed, random_blocks
@@ -73,6 +74,15 @@ class Product:
             use_threads(1)
 
 
+def laid_out(level: str, codes: npt.NDArray[np.int8], whole_codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Codes in the layout of ``elementwise``: int8 terms, and where the level wants them int16 with middles swapped."""
+    words = codes.view(np.int32)
+    if codes.shape[2] == 1 or not isa_level(level).multiplies_pairs:
+        return words
+    fours = whole_codes.reshape(*whole_codes.shape[:2], 8, 4)[..., [0, 2, 1, 3]]
+    return np.concatenate([words, fours.astype(np.int16).reshape(*whole_codes.shape[:2], 2, 16).view(np.int32)], 2)
+
+
 @pytest.mark.parametrize(("level", "block_type", "terms", "rows", "columns", "residual"), cases(QUANTIZED, (1, 2)))
 def test_quantized_product(level: str, block_type: str, terms: int, rows: int, columns: int, residual: bool) -> None:
     product = Product(level, block_type, rows, columns, residual, terms)
@@ -86,7 +96,7 @@ def test_quantized_product(level: str, block_type: str, terms: int, rows: int, c
     whole_codes = (codes.astype(np.int64) * radix[:, None]).sum(2)
     activations = (whole_codes * scales[..., None].astype(np.float64)).reshape(33, columns)
     block_sums = scales * whole_codes.sum(-1).astype(np.float32)
-    product.check([codes.view(np.int32), np.stack([scales, block_sums], -1)], activations)
+    product.check([laid_out(level, codes, whole_codes), np.stack([scales, block_sums], -1)], activations)
 
 
 @pytest.mark.parametrize(

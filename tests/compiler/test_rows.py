@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from mlc_nb.compiler.kernels.cpu.elementwise import embedding_rows, gated_silu, quantize_rows, rms_norm
+from mlc_nb.compiler.kernels.cpu.elementwise import embedding_rows, gated_silu, rms_norm
+from mlc_nb.compiler.kernels.cpu.isa import isa_level
 from tests.compiler.compiled import LEVELS, compile_kernel, run_kernel, tensor, use_threads
 from tests.compiler.weights import PLAIN, QUANTIZED, decoded, packed, random_blocks
 
@@ -38,24 +39,27 @@ def same_in_every_batch(run: Callable[[slice], list[npt.NDArray[Any]]]) -> list[
     return whole
 
 
-def outputs(rows: int, columns: int, terms: int) -> list[Any]:
+def outputs(level: str, rows: int, columns: int, terms: int) -> list[Any]:
     """Tensors for rows of activations, filled with what must be overwritten."""
     if not terms:
         return [tensor(np.full((rows, columns), np.nan, np.float32))]
     blocks = columns // 32
     return [
-        tensor(np.full((rows, blocks, terms, 8), 0x55555555, np.int32)),
+        tensor(np.full((rows, blocks, isa_level(level).code_rows(terms), 8), 0x55555555, np.int32)),
         tensor(np.full((rows, blocks, 2), np.nan, np.float32)),
     ]
 
 
 def dequantized(codes: npt.NDArray[np.int32], scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """The activations that codes stand for; checks on the way that codes and sums are what products rely on."""
-    terms = codes.shape[2]
-    lanes = codes.view(np.int8).astype(np.int64)
+    terms = min(2, codes.shape[2])
+    lanes = codes[:, :, :terms].view(np.int8).astype(np.int64)
     assert np.abs(lanes).max() <= 127
     assert np.isfinite(scales).all()
     whole = lanes[:, :, 0] if terms == 1 else lanes[:, :, 0] * 256 + lanes[:, :, 1]
+    if codes.shape[2] > 2:  # the same numbers once more, with the middle of every four swapped
+        pairs = codes[:, :, 2:].copy().view(np.int16).reshape(len(codes), -1, 8, 4)
+        assert np.array_equal(pairs[..., [0, 2, 1, 3]], whole.reshape(pairs.shape))
     assert np.array_equal(scales[..., 1], scales[..., 0] * whole.sum(-1).astype(np.float32))
     return (whole * scales[..., :1].astype(np.float64)).reshape(len(codes), -1)
 
@@ -85,20 +89,6 @@ def rows_of(columns: int) -> npt.NDArray[np.float32]:
     return values
 
 
-@pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("level", LEVELS)
-def test_quantize_rows(level: str, terms: int) -> None:
-    kernel = compile_kernel(level, quantize_rows, 96, terms)
-    source = rows_of(96)
-
-    def run(part: slice) -> list[npt.NDArray[Any]]:
-        given = outputs(part.stop - part.start, 96, terms)
-        run_kernel(kernel, source[part], *given)
-        return [output.numpy() for output in given]
-
-    check_quantized(same_in_every_batch(run), source.astype(np.float64), terms)
-
-
 @pytest.mark.parametrize(("columns", "terms"), [(36, 0), (576, 0), (96, 1), (576, 2)])
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
@@ -109,7 +99,7 @@ def test_rms_norm(level: str, columns: int, terms: int, gather: bool) -> None:
     order = np.random.default_rng(2).integers(0, ROWS, ROWS).astype(np.int32) if gather else np.arange(ROWS)
 
     def run(part: slice) -> list[npt.NDArray[Any]]:
-        given = outputs(part.stop - part.start, columns, terms)
+        given = outputs(level, part.stop - part.start, columns, terms)
         inputs = [source, order[part]] if gather else [source[part]]
         run_kernel(kernel, *inputs, weight, *given)
         return [output.numpy() for output in given]
@@ -135,7 +125,7 @@ def test_gated_silu(level: str, columns: int, terms: int) -> None:
     source[3, :columns] = -1e30
 
     def run(part: slice) -> list[npt.NDArray[Any]]:
-        given = outputs(part.stop - part.start, columns, terms)
+        given = outputs(level, part.stop - part.start, columns, terms)
         run_kernel(kernel, source[part], *given)
         return [output.numpy() for output in given]
 
@@ -159,7 +149,7 @@ def test_embedding_rows(level: str, block_type: str) -> None:
     token_ids[:4] = 0, 15, 16, 47
 
     def run(part: slice) -> list[npt.NDArray[Any]]:
-        output = outputs(part.stop - part.start, 96, 0)
+        output = outputs(level, part.stop - part.start, 96, 0)
         run_kernel(kernel, token_ids[part], *parts, *output)
         return [output[0].numpy()]
 

@@ -3,7 +3,9 @@
 Quantized activations are codes q in blocks of 32 with a float32 scale s, so that x ~ s * q; beside it goes
 ``s * sum(q)``, which products with an offset per block (Q4_0, Q4_1) need. With one int8 term s is max|x| / 127. With
 two, s is max|x| / 32,512 and ``q = 256 * first + second``: 16-bit activations from int8 instructions. Layouts: codes
-int32 ``[m, C / 32, terms, 8]``, four int8 a word; scales float32 ``[m, C / 32, 2]``.
+int32 ``[m, C / 32, terms, 8]``, four int8 a word; scales float32 ``[m, C / 32, 2]``. At a level that
+`multiplies_pairs`, two terms are followed by the 32 codes q themselves as int16, two a word, which are two rows more
+(`IsaLevel.code_rows`): of each four columns 0 and 2, then 1 and 3.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
-from mlc_nb.compiler.kernels.cpu.linear import TERM_BITS, decode_columns, weight_arguments
+from mlc_nb.compiler.kernels.cpu.linear import TERM_BITS, decode_columns
+from mlc_nb.compiler.kernels.cpu.tiles import weight_arguments
 from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel, parallel_rows, quotient, remainder
 from mlc_nb.quantization.packing import BLOCK
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
-__all__ = ["ActivationSink", "embedding_rows", "gated_silu", "quantize_rows", "rms_norm"]
+__all__ = ["ActivationSink", "embedding_rows", "gated_silu", "rms_norm"]
 
 
 # Codes of activations run from minus this to this, by the number of terms.
@@ -39,7 +42,9 @@ class ActivationSink:
         self.terms = terms
         if terms:
             blocks = columns // BLOCK
-            self.quants = T.match_buffer(T.arg("quants", T.handle()), (rows, blocks, terms, 8), "int32")
+            self.quants = T.match_buffer(
+                T.arg("quants", T.handle()), (rows, blocks, code.level.code_rows(terms), 8), "int32"
+            )
             self.scales = T.match_buffer(T.arg("scales", T.handle()), (rows, blocks, 2), "float32")
         else:
             self.values = T.match_buffer(T.arg("values", T.handle()), (rows, columns), "float32")
@@ -62,6 +67,8 @@ class ActivationSink:
             codes = [code.bind(code.round_to_int(vector * code.splat(inverse))) for vector in vectors]
             if self.terms == 2:
                 codes = self._store_terms(row, block, codes)
+                if code.level.multiplies_pairs:
+                    self._store_pairs(row, block, codes)
             else:
                 self._store_bytes(row, block, 0, codes)
             total = code.reduce(codes, lambda a, b: a + b, "int32")
@@ -81,6 +88,15 @@ class ActivationSink:
         self._store_bytes(row, block, 0, high)
         self._store_bytes(row, block, 1, low)
         return [code.bind((top << shift) + rest) for top, rest in zip(high, low, strict=True)]
+
+    def _store_pairs(self, row: Any, block: Any, values: list[Any]) -> None:
+        """Store the int32 lanes of a block as int16, two to a word, in the order of `VectorCode.nibble_pairs`."""
+        code = self.code
+        words = code.lanes // 2
+        for index, value in enumerate(values):
+            packed = T.Cast(f"int16x{code.lanes}", code.swap_middle(value))
+            place, word = divmod(index * words, 8)
+            code.store(self.quants, T.reinterpret(f"int32x{words}", packed), row, block, 2 + place, word, lanes=words)
 
     def _store_bytes(self, row: Any, block: Any, term: int, values: list[Any]) -> None:
         """Store the int32 lanes of a block as bytes, four to a word."""
@@ -151,19 +167,6 @@ def gated_silu(level: IsaLevel, columns: int, terms: int) -> tirx.PrimFunc:
             return gate / sigmoid_inverse * code.load(source, row, columns + column)
 
         parallel_rows(m, lambda row: sink.write(row, lambda column: value_at(row, column)))
-
-    return build_kernel(body)
-
-
-def quantize_rows(level: IsaLevel, columns: int, terms: int) -> tirx.PrimFunc:
-    """Quantize rows. Arguments: input float32 ``[m, C]``, then quants and scales."""
-    code = VectorCode(level.dividing(columns))
-
-    def body() -> None:
-        m = T.int32()
-        source = T.match_buffer(T.arg("source", T.handle()), (m, columns), "float32")
-        sink = ActivationSink(code, m, columns, terms)
-        parallel_rows(m, lambda row: sink.write(row, lambda column: code.load(source, row, column)))
 
     return build_kernel(body)
 

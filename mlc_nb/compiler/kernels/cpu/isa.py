@@ -48,6 +48,18 @@ class IsaLevel:
     token_tile: int
     registers: int
 
+    @property
+    def multiplies_pairs(self) -> bool:
+        """Whether many 16-bit activations go as int16 through ``pmaddwd``, rather than as two int8 terms.
+
+        They do on x86 without VNNI. Elsewhere a sum of int8 products is one instruction, and two terms cost no more.
+        """
+        return self.dot in ("multiply", "maddubs")
+
+    def code_rows(self, terms: int) -> int:
+        """Rows of eight int32 in a block of activation codes: one for each int8 term, two more where int16 follow."""
+        return terms + 2 if terms == 2 and self.multiplies_pairs else terms
+
     def dividing(self, size: int) -> IsaLevel:
         """The level with the longest vectors that divide ``size`` elements.
 

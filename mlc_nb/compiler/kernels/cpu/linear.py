@@ -3,7 +3,7 @@
 Weights come packed by `mlc_nb.quantization.packing`: 16 output rows side by side, so that a vector lane is an output
 row and no lane is ever summed with another. One register tile is 16 rows by `IsaLevel.token_tile` activations; what
 remains of the activations runs through smaller tiles with the same arithmetic in the same order, block by block
-along K.
+along K. `tiles` has these loops, `pair_product` the products of 16-bit activations where int16 is what multiplies.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.tirx.script import builder as T  # noqa: N812 - the name that every TIR source uses
 
-from mlc_nb.compiler.kernels.cpu.vector import ROW_TILE, VectorCode, build_kernel, quotient
-from mlc_nb.quantization.packing import BLOCK, packed_layout
+from mlc_nb.compiler.kernels.cpu.pair_product import PANEL_FROM, PairPanel
+from mlc_nb.compiler.kernels.cpu.tiles import TileEmitter, each_tile, emit_tokens, weight_arguments
+from mlc_nb.compiler.kernels.cpu.vector import VectorCode, build_kernel
+from mlc_nb.quantization.packing import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from mlc_nb.compiler.kernels.cpu.isa import IsaLevel
 
-__all__ = ["TERM_BITS", "decode_columns", "float_product", "quantized_product", "weight_arguments"]
+__all__ = ["TERM_BITS", "decode_columns", "float_product", "quantized_product"]
 
 _NIBBLES = 0x0F0F0F0F
 
@@ -37,7 +39,7 @@ def quantized_product(
 
     Sums within a block are exact integers; blocks are added up in float32, in order.
 
-    Arguments of the kernel: activations int32 ``[m, K / 32, terms, 8]`` (four int8 each), their scales float32
+    Arguments of the kernel: activations int32 ``[m, K / 32, code rows, 8]``, their scales float32
     ``[m, K / 32, 2]`` (both as `mlc_nb.compiler.kernels.cpu.elementwise` lays them out), the packed weights, with
     ``residual`` float32 ``[m, N]`` that is added, and the output float32 ``[m, N]``.
 
@@ -59,7 +61,7 @@ def quantized_product(
 
     def body() -> None:
         m = T.int32()
-        activations = T.match_buffer(T.arg("activations", T.handle()), (m, blocks, terms, 8), "int32")
+        activations = T.match_buffer(T.arg("activations", T.handle()), (m, blocks, level.code_rows(terms), 8), "int32")
         scales = T.match_buffer(T.arg("scales", T.handle()), (m, blocks, 2), "float32")
         weights = weight_arguments(block_type, rows, columns)
         added = T.match_buffer(T.arg("residual", T.handle()), (m, rows), "float32") if residual else None
@@ -129,7 +131,21 @@ def quantized_product(
                     results.append((token, vector, value))
             return results
 
-        _emit_tiles(code, m, rows, blocks, accumulate, output, added, max(1, level.token_tile // terms))
+        def on_the_way(tile: Any) -> None:
+            emit = TileEmitter(code, tile, blocks, accumulate, output, added)
+            emit_tokens(emit, m, max(1, level.token_tile // terms))
+
+        def emit(tile: Any) -> None:
+            if terms != 2 or not level.multiplies_pairs:
+                on_the_way(tile)
+                return
+            with T.If(m < PANEL_FROM):
+                with T.Then():
+                    on_the_way(tile)
+                with T.Else():
+                    PairPanel(code, block_type, weights, blocks, tile).emit(activations, scales, output, added, m)
+
+        each_tile(rows, emit)
 
     return build_kernel(body)
 
@@ -165,17 +181,14 @@ def float_product(level: IsaLevel, block_type: str, rows: int, columns: int, res
                 results.extend((token, vector, value) for token, value in enumerate(sums))
             return results
 
-        _emit_tiles(code, m, rows, columns // step, accumulate, output, added, level.token_tile)
+        each_tile(
+            rows,
+            lambda tile: emit_tokens(
+                TileEmitter(code, tile, columns // step, accumulate, output, added), m, level.token_tile
+            ),
+        )
 
     return build_kernel(body)
-
-
-def weight_arguments(block_type: str, rows: int, columns: int) -> dict[str, Any]:
-    """Declare the kernel arguments of a packed weight; buffers by the names of `packed_layout`."""
-    return {
-        part.name: T.match_buffer(T.arg(part.name, T.handle()), part.shape, part.dtype)
-        for part in packed_layout(block_type, rows, columns)
-    }
 
 
 def decode_columns(
@@ -212,48 +225,3 @@ def decode_columns(
             for high in range(2):
                 quant = (word >> code.splat(8 * byte + 4 * high, "int32")) & code.splat(15, "int32")
                 yield 4 * group + byte + 16 * high, code.bind(code.fma(T.Cast(code.f32, quant), scale, offset))
-
-
-def _emit_tiles(
-    code: VectorCode,
-    m: Any,
-    rows: int,
-    steps: int,
-    accumulate: Callable[[Any, Any, int, Any, Callable[[int, int], Any]], list[Any]],
-    output: Any,
-    residual: Any,
-    token_tile: int,
-) -> None:
-    """Emit the loops over row tiles (threads), activations (full tiles, then halves) and steps along K."""
-
-    def emit_tile(tile: Any, first: Any, count: int) -> None:
-        totals = code.scratch(count * ROW_TILE)
-
-        def at(token: int, vector: int) -> int:
-            return token * ROW_TILE + vector * code.lanes
-
-        for token in range(count):
-            for vector in range(code.tile_vectors):
-                code.store(totals, code.splat(0.0), at(token, vector))
-        with T.serial(0, steps) as step:
-            for token, vector, value in accumulate(
-                tile, first, count, step, lambda token, vector: code.load(totals, at(token, vector))
-            ):
-                code.store(totals, value, at(token, vector))
-        for token in range(count):
-            for vector in range(code.tile_vectors):
-                value = code.load(totals, at(token, vector))
-                column = tile * ROW_TILE + vector * code.lanes
-                if residual is not None:
-                    value = value + code.load(residual, first + token, column)
-                code.store(output, value, first + token, column)
-
-    with T.parallel(0, rows // ROW_TILE) as tile:
-        count = token_tile
-        with T.serial(0, quotient(m, count)) as full:
-            emit_tile(tile, full * count, count)
-        while count > 1:
-            half = count // 2
-            with T.If((m & half) != 0), T.Then():
-                emit_tile(tile, quotient(m, count) * count, half)
-            count = half

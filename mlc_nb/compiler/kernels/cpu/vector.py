@@ -234,6 +234,36 @@ class VectorCode:
         """The sum of `dot_bytes` as int32 lanes."""
         return total if bias is None else total - bias
 
+    # -- sums of int16 products: two products go into one int32 lane
+
+    def nibble_pairs(self, word: Any) -> list[Any]:
+        """Split int32 lanes of eight 4-bit weights into lanes of two int16.
+
+        Of bytes 0 to 3 the low nibbles 0 and 2, 1 and 3, then the high nibbles likewise.
+        """
+        mask = self.splat(0x000F000F, "int32")
+        return [self.bind((word >> self.splat(shift, "int32") if shift else word) & mask) for shift in (0, 8, 4, 12)]
+
+    def byte_pairs(self, word: Any) -> list[Any]:
+        """Split int32 lanes of four int8 weights into lanes of two int16: bytes 0 and 2, then 1 and 3."""
+        halves = self.bind(T.reinterpret(f"int16x{2 * self.lanes}", word))
+        eight = T.broadcast(T.int16(8), 2 * self.lanes)
+        return [self.bind(T.reinterpret(self.i32, vector >> eight)) for vector in (self.bind(halves << eight), halves)]
+
+    def swap_middle(self, value: Any) -> Any:
+        """Lanes 0, 2, 1, 3 of every four: the order of `nibble_pairs` and `byte_pairs`."""
+        order = [4 * (lane // 4) + (0, 2, 1, 3)[lane % 4] for lane in range(self.lanes)]
+        return tirx.Shuffle([value], order)
+
+    def dot_pairs(self, total: Any, weights: Any, activations: Any) -> Any:
+        """Add products of int16 weights and int16 activations, both as int32 lanes of two."""
+        prefix = "sse2" if self.lanes == 4 else "avx2"
+        halves = f"int16x{2 * self.lanes}"
+        product = T.call_llvm_pure_intrin(
+            self.i32, f"llvm.x86.{prefix}.pmadd.wd", T.reinterpret(halves, weights), T.reinterpret(halves, activations)
+        )
+        return T.Bind(product if total is None else total + product)
+
     def _bytes(self, lanes_of_four: Any) -> Any:
         return T.reinterpret(f"int8x{4 * self.lanes}", lanes_of_four)
 
