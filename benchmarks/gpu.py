@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu_checks import check_runs_ahead, check_steps
+from benchmarks.gpu_engine import check_cycles, check_golden, check_memory, check_small, time_engine
 from benchmarks.gpu_model import RandomModel
 from benchmarks.gpu_speed import time_ours, time_theirs
 from mlc_nb.library import open_bundle
@@ -50,7 +51,12 @@ def main() -> int:
         "race": race,
         "speed": speed,
         "transformers": transformers_speed,
+        "engine": engine,
+        "golden": golden,
     }
+    if sys.argv[1:] == ["small"]:  # alone, under a memory checker
+        print(small())
+        return 0
     chosen = sys.argv[1:] or list(sections)
     figures: dict[str, Any] = {"device": describe_device()}
     compile_all()
@@ -138,6 +144,37 @@ def speed() -> list[dict[str, Any]]:
             torch.cuda.empty_cache()
 
     return each(TIMED, run)
+
+
+def engine() -> list[dict[str, Any]]:
+    """Many requests, memory, and loading and ending."""
+    import torch
+
+    def throughput(model: RandomModel) -> dict[str, Any]:
+        tensors = model.make(torch)
+        try:
+            return time_engine(model, tensors)
+        finally:
+            tensors.clear()
+            torch.cuda.empty_cache()
+
+    little = TIMED[3]
+    tensors = little.make(torch)
+    rows = each((little,), lambda model: check_memory(model, tensors))
+    rows += each((little,), lambda model: check_cycles(model, tensors))
+    return rows + each((TIMED[0], TIMED[1], TIMED[3]), throughput)
+
+
+def golden() -> list[dict[str, Any]]:
+    """The real model, where its file and its golden answers were brought along (``GGUF``, ``GOLDEN``)."""
+    return [check_golden(Path(os.environ["GGUF"]), Path(os.environ["GOLDEN"]))]
+
+
+def small() -> list[dict[str, Any]]:
+    """A few steps of small models."""
+    import torch
+
+    return [check_small(model, model.make(torch)) for model in (CHECKED[0], CHECKED[2])]
 
 
 def transformers_speed() -> list[dict[str, Any]]:
