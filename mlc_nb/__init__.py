@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from mlc_nb.admission import configure_memory
     from mlc_nb.batch.run import batch
     from mlc_nb.engine.async_engine import AsyncMLCEngine
     from mlc_nb.engine.engine import MLCEngine
@@ -56,6 +57,7 @@ __all__ = [
     "__version__",
     "allow_nested",
     "batch",
+    "configure_memory",
     "engines",
     "get_engine",
     "show_logprobs",
@@ -67,6 +69,7 @@ _HOME_OF_NAME = {
     "EngineConfig": "mlc_nb.protocol.engine_config",
     "MLCEngine": "mlc_nb.engine.engine",
     "allow_nested": "mlc_nb.notebook.nesting",
+    "configure_memory": "mlc_nb.admission",
     "engines": "mlc_nb.registry",
     "get_engine": "mlc_nb.registry",
     "show_logprobs": "mlc_nb.notebook.logprob_view",

@@ -7,13 +7,16 @@ tracebacks) keeps a model in memory.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mlc_nb import lifecycle, presence
+from mlc_nb.accounts import EngineRow, EngineState, MemoryTable, row_of, table_of
+from mlc_nb.admission import SharedRoom, measured_bytes, memory_policy
 from mlc_nb.engine.provider import create_core, set_core_provider
 from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError, ModelNotFoundError
 from mlc_nb.presence import EngineOfProcess
@@ -27,55 +30,14 @@ if TYPE_CHECKING:
     from mlc_nb.engine.engine import MLCEngine
     from mlc_nb.protocol.engine_config import EngineConfig
 
-__all__ = ["EngineRow", "engines", "get_engine", "is_loaded", "model_key", "unload"]
+__all__ = ["EngineRow", "MemoryTable", "engines", "get_engine", "is_loaded", "memory_table", "model_key", "unload"]
 
 _WAIT_S = 0.1  # between two looks at the clock, so that Ctrl-C lands
+_KEEPER_S = 0.5  # between two looks at idle engines
+_log = logging.getLogger(__name__)
 
-State = Literal["loading", "ready", "failed", "terminated"]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRow:
-    """One line of the table of engines.
-
-    Attributes
-    ----------
-    model
-        The name that the engine was first asked for.
-    device
-        As it was asked for.
-    state
-        ``"loading"``, ``"ready"``, ``"failed"`` or ``"terminated"``.
-    scheme
-        How most of its weights are stored, such as ``"Q4_1"``; None unless ready.
-    weight_bytes, kv_bytes
-        Memory that the weights and the KV pages take; None unless ready.
-    workspace_bytes
-        Memory that steps work in, logits included, as measured now; None unless ready.
-    memory_bytes
-        Memory that all of it together holds, as measured now: on a CPU, KV pages that no request has touched take
-        none. None unless ready.
-    pages_used, pages_total
-        KV pages that requests hold, and all of them; None unless ready.
-    requests_running, requests_waiting
-        Requests that hold KV pages, and requests in line.
-    decode_tokens_per_s
-        Measured over all steps so far that only decoded; None where there was none.
-    """
-
-    model: str
-    device: str
-    state: State
-    scheme: str | None = None
-    weight_bytes: int | None = None
-    kv_bytes: int | None = None
-    workspace_bytes: int | None = None
-    memory_bytes: int | None = None
-    pages_used: int | None = None
-    pages_total: int | None = None
-    requests_running: int = 0
-    requests_waiting: int = 0
-    decode_tokens_per_s: float | None = None
+# Fields of a configuration that make no two engines of one.
+_OF_NO_ACCOUNT = {"model": None, "pinned": False, "keep_alive": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +59,17 @@ class _Entry:
     core: EngineCore | None = None
     error: BaseException | None = None
     cancelled: bool = False
+    pinned: bool = False
+    keep_alive: float | None = None
+    planned_bytes: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def state(self) -> State:
+    def device(self) -> str:
+        return self.key.device
+
+    @property
+    def state(self) -> EngineState:
         if self.core is not None:
             if self.core.holders.ended:
                 return "terminated"
@@ -114,6 +83,7 @@ class _Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
+        self._keeper: threading.Thread | None = None
 
     def acquire(self, model: str, device: str, model_lib: str | None, config: EngineConfig) -> EngineCore:
         """Return the ready core of this model and configuration; whoever comes first loads it, others wait."""
@@ -125,6 +95,9 @@ class _Registry:
                 mine = entry is None or entry.state in ("failed", "terminated")
                 if entry is None or mine:
                     entry = self._entries[key] = _Entry(key, model)
+                entry.pinned = entry.pinned or config.pinned
+                entry.keep_alive = entry.keep_alive if config.keep_alive is None else config.keep_alive
+            self._watch_idle_engines()
             if mine:
                 self.tell()
                 return self._load(entry, config)
@@ -154,14 +127,38 @@ class _Registry:
             core.terminate()
         self.tell()
 
+    def tenants(self) -> list[_Entry]:
+        """Engines that hold memory or are about to."""
+        return [entry for entry in self.entries() if entry.state in ("loading", "ready")]
+
+    def _watch_idle_engines(self) -> None:
+        """Have a thread unload idle engines, once any of them has a time after which to do so."""
+        wanted = memory_policy().keep_alive is not None or any(e.keep_alive is not None for e in self.entries())
+        with self._lock:
+            if wanted and self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, name="mlc_nb-keeper", daemon=True)
+                self._keeper.start()
+
+    def _keep(self) -> None:
+        while True:
+            for entry in self.tenants():
+                limit = memory_policy().keep_alive if entry.keep_alive is None else entry.keep_alive
+                if limit is None or entry.pinned or entry.core is None or entry.core.idle_seconds < max(limit, 1e-3):
+                    continue
+                _log.warning("Unloading %s, which was idle for %.0f s.", entry.name, entry.core.idle_seconds)
+                self.remove([entry])
+            time.sleep(_KEEPER_S)
+
     def tell(self) -> None:
         """Let other processes know which engines there are."""
-        presence.publish([_told(entry) for entry in self.entries() if entry.state in ("loading", "ready")])
+        presence.publish([_told(entry) for entry in self.tenants()])
 
     def _load(self, entry: _Entry, config: EngineConfig) -> EngineCore:
         key = entry.key
         try:
-            core = create_core(entry.name, key.device, key.model_lib, config)
+            core = create_core(
+                entry.name, key.device, key.model_lib, config, SharedRoom(entry, self.tenants, self.remove)
+            )
             with self._lock:
                 cancelled = entry.cancelled
                 entry.core = None if cancelled else core
@@ -207,7 +204,18 @@ def get_engine(
 
 def engines() -> list[EngineRow]:
     """Return a row for each engine of this process, in the order of loading."""
-    return [_row(entry) for entry in _registry.entries() if entry.state != "terminated"]
+    return [row_of(entry) for entry in _registry.entries() if entry.state != "terminated"]
+
+
+def memory_table(device: str = "auto") -> MemoryTable:
+    """Measure who holds which memory of a device.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        There is no such device here.
+    """
+    return table_of(resolve_device(device), _registry.tenants())
 
 
 def is_loaded(model: str | os.PathLike[str]) -> bool:
@@ -263,40 +271,12 @@ def model_key(model: str | os.PathLike[str]) -> str:
 
 def _key(model: str, device: str, model_lib: str | None, config: EngineConfig) -> _Key:
     # The name of the model is a part of the configuration too; two names of one model make no difference.
-    return _Key(model_key(model), resolve_device(device), model_lib, config.model_copy(update={"model": None}))
-
-
-def _row(entry: _Entry) -> EngineRow:
-    row = EngineRow(entry.name, entry.key.device, entry.state)
-    core = entry.core
-    if core is None or row.state != "ready":
-        return row
-    try:
-        metrics, memory, scheme = core.metrics(), core.memory(), core.model.scheme
-    except EngineTerminatedError:  # between two lines of this function
-        return EngineRow(entry.name, entry.key.device, entry.state)
-    speed = metrics.decode_tokens / metrics.decode_time_s if metrics.decode_time_s else None
-    return EngineRow(
-        entry.name,
-        entry.key.device,
-        row.state,
-        scheme=scheme,
-        weight_bytes=metrics.weight_bytes,
-        kv_bytes=metrics.kv_bytes,
-        workspace_bytes=memory.workspace + memory.logits,
-        memory_bytes=memory.total,
-        pages_used=metrics.total_pages - metrics.free_pages,
-        pages_total=metrics.total_pages,
-        requests_running=metrics.running_requests,
-        requests_waiting=metrics.waiting_requests,
-        decode_tokens_per_s=speed,
-    )
+    return _Key(model_key(model), resolve_device(device), model_lib, config.model_copy(update=_OF_NO_ACCOUNT))
 
 
 def _told(entry: _Entry) -> EngineOfProcess:
-    row = _row(entry)
-    parts = (row.weight_bytes, row.kv_bytes, row.workspace_bytes)
-    memory = sum(part or 0 for part in parts) if row.state == "ready" else None
+    row = row_of(entry)
+    memory = None if row.state != "ready" else entry.planned_bytes or measured_bytes(entry)
     notebook = os.environ.get("JPY_SESSION_NAME")  # set by Jupyter's servers
     return EngineOfProcess(os.getpid(), notebook, row.model, row.scheme, row.device, row.state, memory)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from mlc_nb.engine.room import Room
     from mlc_nb.protocol.engine_config import EngineConfig
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -35,8 +36,8 @@ class Loader:
         self.runners: list[ScriptedRunner] = []
         self.before: Callable[[], None] = lambda: None
 
-    def __call__(self, model: str, device: str, model_lib: str | None, config: EngineConfig) -> EngineCore:
-        del device, model_lib
+    def __call__(self, model: str, device: str, model_lib: str | None, config: EngineConfig, room: Room) -> EngineCore:
+        del device, model_lib, room
         self.loaded.append(model)
         self.before()
         return EngineCore(make_model(runners=self.runners, step_seconds=0.01, context=2048, num_pages=128), config)

@@ -76,6 +76,7 @@ class EngineCore:
         self.on_end: Callable[[], None] = _do_nothing
         self._process_id = os.getpid()
         self._last_used = monotonic()
+        self._resizing = False
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # Reentrant: what a property may ask under it, others ask without it.
         self._lock = threading.RLock()
@@ -106,9 +107,9 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the last request ended (or since the start); 0 while one is in flight."""
-        with self._lock:
-            return 0.0 if self._in_flight else monotonic() - self._last_used
+        """Seconds since the last request ended (or since the start); 0 while one is in flight or the cache resized."""
+        # Without the lock: it may be asked by an engine that is being resized of another one that is.
+        return 0.0 if self._in_flight or self._resizing else monotonic() - self._last_used
 
     @property
     def max_sequence_length(self) -> int:
@@ -222,10 +223,10 @@ class EngineCore:
         EngineTerminatedError
             The engine was terminated or failed.
         """
-        with self._lock:
-            self._check_ready()
-            measure = self._measure_memory
-        assert measure is not None  # it is there before the engine is ready, and goes after
+        measure = self._measure_memory
+        self._check_ready()  # see idle_seconds
+        if measure is None:
+            raise EngineTerminatedError("The engine was terminated: make a new engine.")
         return measure()
 
     def begin_terminate(self) -> None:
@@ -335,6 +336,7 @@ class EngineCore:
 
     def _resize(self, total: int, answers: queue.SimpleQueue[Exception | None]) -> None:
         try:
+            self._resizing = True
             with self._lock:  # no request can come while its limits change
                 if self._model is None or self._model.resized is None or self._room is None:
                     raise BadRequestError("The KV cache of this engine cannot be resized: make a new engine.")
@@ -347,6 +349,8 @@ class EngineCore:
             answers.put(error)
         else:
             answers.put(None)
+        finally:
+            self._resizing = False
 
     def _end(self, state: EngineState) -> None:
         """Refuse new requests, end those in flight and drop the model."""

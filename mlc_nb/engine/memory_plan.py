@@ -59,8 +59,10 @@ class MemoryPlan:
     @property
     def missing(self) -> int:
         """Bytes that have to become free so that all of it fits; 0 where it does."""
-        lacking = self.size - self.allowed
-        return int(lacking / SHARE_OF_FREE_MEMORY) + 1 if lacking > 0 else 0
+        lacking = self.size - int(self.free_bytes * SHARE_OF_FREE_MEMORY)
+        of_device = int(lacking / SHARE_OF_FREE_MEMORY) + 1 if lacking > 0 else 0
+        of_limit = 0 if self.most_bytes is None else max(0, self.size - self.most_bytes)
+        return max(of_device, of_limit)
 
     def table(self) -> str:
         """Return a line for each purpose, with its size."""

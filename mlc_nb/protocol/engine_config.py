@@ -50,6 +50,11 @@ class EngineConfig(StrictModel):
         takes what is best for the device.
     num_threads
         CPU threads of the model's kernels; None takes the physical cores that this process may use.
+    pinned
+        Keeps the engine from being unloaded to make room for another one, or for being idle.
+    keep_alive
+        Seconds after which the engine is unloaded if it has nothing to do; None takes what
+        ``mlc_nb.configure_memory(keep_alive=...)`` says.
     """
 
     model: str | None = None
@@ -64,6 +69,8 @@ class EngineConfig(StrictModel):
     prefix_cache_max_num_recycling_seqs: Annotated[int, Field(ge=-1, le=MAX_INTEGER)] | None = None
     activation_dtype: Literal["auto", "float32", "int16", "int8", "float16", "bfloat16"] = "auto"
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    pinned: bool = False
+    keep_alive: Annotated[float, Field(ge=0)] | None = None
 
     additional_models: Annotated[None, not_supported_yet([])] = None
     tensor_parallel_shards: Annotated[None, not_supported_yet(1)] = None
