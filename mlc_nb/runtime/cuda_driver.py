@@ -63,7 +63,9 @@ def call(answer: tuple[Any, ...], doing: str) -> Any:
 
 def _fail(status: Any, doing: str) -> None:
     if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
-        raise OutOfMemoryError(f"the GPU has no memory left for {doing}. Free memory or choose a smaller model.")
+        raise OutOfMemoryError(
+            f"the GPU has no memory left: CUDA failed while {doing}. Free memory or choose a smaller model."
+        )
     described = driver().cuGetErrorString(status)
     text = described[1].decode() if not described[0] and described[1] else "no description"
     raise DeviceUnavailableError(f"CUDA failed while {doing}: {text} ({status.name}). Make a new engine.")
@@ -108,7 +110,7 @@ class Context:
 
     def allocate(self, size: int, purpose: str) -> int:
         """Device memory that lasts until `close`; its address, a multiple of 256."""
-        pointer = int(call(driver().cuMemAlloc(max(size, 256)), f"{purpose} ({size / 2**20:,.0f} MiB)"))
+        pointer = int(call(driver().cuMemAlloc(max(size, 256)), f"allocating {size / 2**20:,.0f} MiB for {purpose}"))
         self._allocations[pointer] = size
         return pointer
 
@@ -124,7 +126,7 @@ class Context:
 
     def allocate_host(self, size: int) -> int:
         """Page-locked host memory, from and to which copies run in stream order; its address."""
-        address = int(call(driver().cuMemHostAlloc(max(size, 256), 0), "page-locked memory"))
+        address = int(call(driver().cuMemHostAlloc(max(size, 256), 0), "allocating page-locked memory"))
         self._host_allocations.append(address)
         return address
 
