@@ -99,8 +99,8 @@ class _Cpu:
         compiled_for = bundle.request.isa
         if compiled_for not in runnable_isas():
             raise DeviceUnavailableError(
-                f"the library {bundle.directory} was compiled for the ISA level {compiled_for}; this processor can run: "
-                f"{', '.join(runnable_isas())}"
+                f"the library {bundle.directory} was compiled for the ISA level {compiled_for}; this processor can "
+                f"run: {', '.join(runnable_isas())}"
             )
 
     def needs(self, bundle: LibraryBundle, config: EngineConfig) -> MemoryNeeds:

@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["PrefillPacer"]
 
 FIRST_CHUNK = 64
-SMALLEST_CHUNK = 8
 # A signal is handled only between native calls, so a call lasts at most about 0.3 s: aim below it.
 ALONE_SECONDS = 0.25
 # New measurements count this much against old ones.
@@ -22,10 +21,13 @@ class PrefillPacer:
     ----------
     largest_chunk
         Most prompt tokens in one step, whatever the rates.
+    smallest_chunk
+        Prompt tokens that a step may always have: with fewer it would hardly be quicker.
     """
 
-    def __init__(self, largest_chunk: int) -> None:
+    def __init__(self, largest_chunk: int, smallest_chunk: int) -> None:
         self._largest_chunk = largest_chunk
+        self._smallest_chunk = smallest_chunk
         self._seconds_per_token: float | None = None
         self._decode_seconds: float | None = None
 
@@ -37,7 +39,7 @@ class PrefillPacer:
             chunk = int(min(self._decode_seconds, ALONE_SECONDS) / self._seconds_per_token)
         else:
             chunk = int(ALONE_SECONDS / self._seconds_per_token)
-        return max(1, min(max(chunk, SMALLEST_CHUNK), self._largest_chunk))
+        return max(1, min(max(chunk, self._smallest_chunk), self._largest_chunk))
 
     def record(self, num_prefill_tokens: int, num_decoding: int, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""

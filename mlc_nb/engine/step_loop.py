@@ -54,7 +54,7 @@ class StepLoop:
         self._blocks = BlockManager(runner.num_pages, runner.page_size)
         self._cache = PrefixCache(self._blocks, config.max_idle_sequences)
         self._scheduler = Scheduler(self._blocks, self._cache, config.num_sequences)
-        self._pacer = PrefillPacer(config.prefill_chunk)
+        self._pacer = PrefillPacer(config.prefill_chunk, runner.least_prefill_chunk)
         self._active: dict[Sequence, ActiveChoice] = {}
         self._empty_metrics = EngineMetrics(
             model_id, total_pages=runner.num_pages, weight_bytes=runner.weight_bytes, kv_bytes=runner.kv_bytes

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["CudaModelRunner"]
 
 
+# With fewer, a step waits for the memory that holds the weights: an H200 has 528 at once, a T4 160.
+_PREFILL_TOKENS_PER_MULTIPROCESSOR = 4
+
+
 @dataclass(slots=True)
 class _Piece:
     """New tokens of a slice that run in one call, the last ``rows`` of which have their logits wanted."""
@@ -99,6 +103,7 @@ class CudaModelRunner:
         )
         self.metadata = metadata
         self.page_size = metadata.page_size
+        self.least_prefill_chunk = _PREFILL_TOKENS_PER_MULTIPROCESSOR * device.multiprocessors
         self.num_pages = num_pages
         self.weight_bytes = sum(plan.parameters)
         self.kv_bytes = self._sizes.kv_bytes(num_pages)

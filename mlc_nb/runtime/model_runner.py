@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["CpuModelRunner"]
 
 
+_LEAST_PREFILL_CHUNK = 8
+
+
 class CpuModelRunner:
     """A model on the CPU. Made, used and closed on one thread.
 
@@ -56,6 +59,7 @@ class CpuModelRunner:
         metadata = bundle.metadata
         self.metadata = metadata
         self.page_size = metadata.page_size
+        self.least_prefill_chunk = _LEAST_PREFILL_CHUNK
         self.weight_bytes = sum(parameter.nbytes for parameter in parameters)
         self._tvm_ffi = load_native()
         self.num_threads = num_threads or usable_cores()

@@ -70,6 +70,10 @@ class ModelRunner(Protocol):
         """Pages in the KV pool; page indices are 0 to ``num_pages - 1``."""
 
     @property
+    def least_prefill_chunk(self) -> int:
+        """Prompt tokens in a step below which it gets hardly quicker."""
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of memory that the weights take."""
 

@@ -97,6 +97,7 @@ class ScriptedRunner:
         sharpness: float = 20.0,
     ) -> None:
         self.page_size = page_size
+        self.least_prefill_chunk = 8
         self.num_pages = num_pages
         self.step_seconds = step_seconds
         self.sharpness = sharpness
