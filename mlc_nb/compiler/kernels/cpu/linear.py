@@ -135,17 +135,18 @@ def quantized_product(
             emit = TileEmitter(code, tile, blocks, accumulate, output, added)
             emit_tokens(emit, m, max(1, level.token_tile // terms))
 
-        def emit(tile: Any) -> None:
-            if terms != 2 or not level.multiplies_pairs:
-                on_the_way(tile)
-                return
-            with T.If(m < PANEL_FROM):
-                with T.Then():
-                    on_the_way(tile)
-                with T.Else():
-                    PairPanel(code, block_type, weights, blocks, tile).emit(activations, scales, output, added, m)
+        def unpacked_once(tile: Any) -> None:
+            PairPanel(code, block_type, weights, blocks, tile).emit(activations, scales, output, added, m)
 
-        each_tile(rows, emit)
+        if terms != 2 or not level.multiplies_pairs:
+            each_tile(rows, on_the_way)
+            return
+        # Two loops over tiles, not one with two cases: TVM would allocate the panel in both.
+        with T.If(m < PANEL_FROM):
+            with T.Then():
+                each_tile(rows, on_the_way)
+            with T.Else():
+                each_tile(rows, unpacked_once)
 
     return build_kernel(body)
 
