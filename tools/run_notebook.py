@@ -41,6 +41,7 @@ class LiveNotebook(NotebookClient):
         self._out = out
         self._displays: dict[str, str] = {}
         self._growing: str | None = None  # the display whose text the cursor stands behind
+        self._rewritten: str | None = None  # its newest state, where that does not go on from what is printed
 
     def process_message(
         self, msg: dict[str, Any], cell: nbformat.NotebookNode, cell_index: int
@@ -75,20 +76,25 @@ class LiveNotebook(NotebookClient):
         if self._growing != display_id:
             self._end_display()
         shown = self._displays.get(display_id, "")
-        self._displays[display_id] = text
-        if text.startswith(shown) and (self._growing == display_id or not shown):
-            self._print(text[len(shown) :])
-        else:
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(shown, text, strict=False)))
-            line_start = text.rfind("\n", 0, same) + 1
-            self._end_display()
-            self._print(text[line_start:])
         self._growing = display_id
+        if text.startswith(shown):
+            self._print(text[len(shown) :])
+            self._displays[display_id], self._rewritten = text, None
+        else:
+            # It may be rewritten many times, as a table that fills: its last state tells all.
+            self._rewritten = text
 
     def _end_display(self) -> None:
-        if self._growing is not None:
-            self._print("\n")
-            self._growing = None
+        if self._growing is None:
+            return
+        shown = self._displays[self._growing]
+        if self._rewritten is not None:
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(shown, self._rewritten, strict=False)))
+            line_start = self._rewritten.rfind("\n", 0, same) + 1
+            self._print("\n" * bool(shown) + self._rewritten[line_start:])
+            self._displays[self._growing], self._rewritten = self._rewritten, None
+        self._print("\n" * bool(self._displays[self._growing]))
+        self._growing = None
 
     def _print(self, text: str) -> None:
         self._out.write(text)

@@ -55,8 +55,20 @@ def _of_value(value: Any, option: str) -> dict[str, Any]:
         return schema
     if isinstance(value, type) or hasattr(value, "__origin__"):
         try:
-            return TypeAdapter(value).json_schema()
+            return _closed(TypeAdapter(value).json_schema())
         except (PydanticSchemaGenerationError, PydanticUserError) as error:
             reason = str(error).splitlines()[0]
             raise BadRequestError(f"{option}: no schema can be made of this type: {reason}") from None
     raise BadRequestError(f"{option}: found {type(value).__name__}. Give {_FORMS}.")
+
+
+def _closed(schema: Any) -> Any:
+    """Allow no keys but those that a type has: it would drop others, and a model could write them without an end."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(part) for name, part in schema.items()}
+    if schema.get("type") == "object" and "properties" in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -92,7 +92,7 @@ def test_schemas_come_from_variables_and_files(tmp_path: object) -> None:
 
     assert found("a") == schema
     assert found("b") == {"type": "object"}
-    assert found("c") == {**schema, "required": ["name"], "title": "City"}
+    assert found("c") == {**schema, "required": ["name"], "title": "City", "additionalProperties": False}
     assert found("d") == {"items": {"type": "integer"}, "type": "array"}
     path = f"{tmp_path}/schema.json"
     with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123

@@ -26,16 +26,25 @@ def with_tag(notebook: nbformat.NotebookNode, text: str) -> list[nbformat.Notebo
 def test_the_quickstart_runs_and_reads_well_without_a_kernel(warm_model: Path, tmp_path: Path) -> None:
     del warm_model
     notebook = execute(nbformat.read(QUICKSTART, as_version=4))
-    first, second = with_tag(notebook, "%%mlc_chat")
-    for cell in (first, second):
+    for cell in with_tag(notebook, "%%mlc_chat"):
         # A busy machine shows progress bars.
         outputs = [output for output in cell.outputs if WIDGET_VIEW not in output.get("data", {})]
         answers = [output for output in outputs if "text/markdown" in output.get("data", {})]
         notes = [output for output in outputs if "tokens/s" in output.get("data", {}).get("text/plain", "")]
         assert (len(answers), len(notes), len(outputs)) == (1, 1, 2)
         assert answers[0].output_type == "display_data"
-        assert answers[0].data["text/plain"] == answers[0].data["text/markdown"]
-        assert "Paris" in answers[0].data["text/markdown"]
+        assert answers[0].data["text/plain"] == answers[0].data["text/markdown"] or "json" in cell.source
+    first, _, city, _ = with_tag(notebook, "%%mlc_chat")
+    assert "Paris" in first.outputs[0].data["text/markdown"]
+    assert "Lisbon" in city.outputs[0].data["text/plain"]
+    (validated,) = with_tag(notebook, "model_validate_json")
+    assert validated.outputs[0].data["text/plain"] == "City(name='Lisbon', country='Portugal')"
+    (batch,) = with_tag(notebook, "%%mlc_batch")
+    assert "3 requests" in batch.outputs[-1].data["text/plain"]
+    (compared,) = with_tag(notebook, "%%mlc_compare")
+    assert compared.outputs[-1].data["text/html"].count("<td") == 4
+    (coloured,) = with_tag(notebook, "show_logprobs")
+    assert "hover" in coloured.outputs[0].data["text/html"]
     (python,) = with_tag(notebook, "stream=True")
     assert len("".join(output.text for output in python.outputs).split()) > 5
     (status,) = with_tag(notebook, "%mlc_status")
