@@ -65,7 +65,7 @@ class Device:
         assert not unknown, f"{kernel.entry} has no arguments {sorted(unknown)}"
         function = self._functions[kernel.entry]
         driver = self.driver
-        if kernel.shared_bytes > 48 * 1024:
+        if kernel.shared_bytes:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._checked(driver.cuFuncSetAttribute(function, attribute, kernel.shared_bytes))
         values: list[Any] = []

@@ -191,7 +191,7 @@ def _product(matrix: CudaMatrix, epilogue: Epilogue, tokens: int, bias: bool = F
 
 
 def _scaled(matrix: CudaMatrix, tokens: int) -> float:
-    return _SCALED_ERROR if matrix.quantized and (tokens > 16 or matrix.block_type == "Q4_1") else 0.0
+    return _SCALED_ERROR if matrix.quantized and tokens > 16 else 0.0
 
 
 @dataclass
@@ -511,7 +511,7 @@ def _compare_samplers(
         if flags & USES_PENALTIES:
             for token in logits[row].topk(6).indices.tolist():
                 counts[row, token] = choice.randint(1, 3)
-                state._counts[token] = int(counts[row, token])
+                state.counts[token] = int(counts[row, token])
         options[row, :6] = [
             settings["temperature"],
             settings["top_p"],

@@ -103,7 +103,7 @@ def copy_bandwidth(device: Device) -> float:
     source = torch.empty(2**32, device="cuda", dtype=torch.uint8).random_()
     target = torch.empty_like(source)
     size: int = source.numel()
-    return 2 * size / time_calls(torch, [lambda: target.copy_(source)], replays=10)
+    return 2 * size / time_calls(torch, [lambda: target.copy_(source)] * 4, warm_ups=10) * 4
 
 
 def all_timings() -> list[Timing]:
@@ -244,7 +244,7 @@ def all_steps() -> list[Timing]:
     """Times of whole steps."""
     big, small, smallest = MODELS.values()
     return [
-        *(time_step(big, kind, batch, 512) for kind in ("F16", "q4f16_1") for batch in (1, 8, 64)),
+        *(time_step(big, kind, batch, 512) for kind in ("F16", "q4f16_1") for batch in (1, 8, 16, 32, 64)),
         time_step(big, "Q8_0", 1, 512),
         time_step(small, "F16", 1, 512),
         time_step(smallest, "F16", 1, 512),

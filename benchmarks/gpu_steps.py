@@ -105,7 +105,12 @@ class StepBench:
         self.sizes, self.block_type, self.batch, self.context, self.prefill = sizes, block_type, batch, context, prefill
         self.matrices = sizes.matrices(block_type)
         self.products = {
-            name: skinny_product(matrix, _EPILOGUES[name], min(batch, 64), heads=sizes.heads if name == "qkv" else None)
+            name: skinny_product(
+                matrix,
+                _EPILOGUES[name],
+                min(batch, 64),
+                heads=sizes.heads if name == "qkv" else None,
+            )
             for name, matrix in self.matrices.items()
         }
         self.norm = rms_norm(sizes.hidden, "float16", picked=False)

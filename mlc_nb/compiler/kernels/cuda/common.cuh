@@ -124,6 +124,27 @@ INLINE void multiply_accumulate(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u
 #endif
 }
 
+// c = a b.
+template <bool BF16>
+INLINE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+    if (BF16) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%10, %10, %10, %10};"
+            : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+    } else {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%10, %10, %10, %10};"
+            : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+    }
+#else
+    c[0] = c[1] = c[2] = c[3] = 0;
+    multiply_accumulate<BF16>(c, a0, a1, a2, a3, b0, b1);
+#endif
+}
+
 // The 8 x 8 matrix of 16-bit elements that a warp holds (row g at columns 2t and 2t + 1), transposed.
 INLINE u32 transpose_8x8(u32 pair) {
     u32 result;
@@ -153,6 +174,28 @@ INLINE float power_of_two(float value) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
     return result;
+}
+
+INLINE void copy_16_bytes(void* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+    u32 address = (u32)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+#else
+    *(Words4*)shared = *(const Words4*)global;
+#endif
+}
+
+INLINE void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int PENDING>
+INLINE void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
 }
 
 INLINE float warp_sum(float value) {

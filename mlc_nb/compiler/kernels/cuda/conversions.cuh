@@ -13,7 +13,7 @@ struct SourceBlock {
             return word >> (column % 8 * 4) & 15;
         } else {
             const u8* block = source + (row * (columns / 32) + column / 32) * bytes;
-            if constexpr (FORMAT == Q8_0) return block[header + column % 32];
+            if constexpr (FORMAT == Q8_0) return block[header + column % 32] ^ 0x80;
             return block[header + column % 16] >> (column % 32 / 16 * 4) & 15;
         }
     }
@@ -116,8 +116,8 @@ INLINE void dequantize_matrix(const u8* values, const u16* scales, const u16* of
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
         u32 a[2][4];
-        fragment.template operands<true>(j, 0, a[0]);
-        fragment.template operands<true>(j, 1, a[1]);
+        fragment.values(j, 0, a[0]);
+        fragment.values(j, 1, a[1]);
         int column = block * 64 + j * 32 + lane % 4 * 8;
         if (K % 64 && column >= K) continue;
 #pragma unroll
@@ -151,13 +151,13 @@ INLINE void embedding_rows(const int* token_ids, const u8* values, const u16* sc
             const u8* source = values + (place * Traits::code_words * 32 + g * 4 + t) * 16;
             float code;
             if constexpr (Traits::code_words == 2) {
-                code = (float)(signed char)source[j * 512 + s * 8 + i / 2 * 4 + second * 2 + i % 2];
+                code = (float)source[j * 512 + s * 8 + i / 2 * 4 + second * 2 + i % 2];
             } else {
                 u32 word = ((const u32*)source)[2 * j + s];
-                code = (float)(int)(word >> (second * 4 + i % 2 * 16 + i / 2 * 8) & 15) - Traits::zero_point;
+                code = (float)(word >> (second * 4 + i % 2 * 16 + i / 2 * 8) & 15);
             }
             size_t scale_at = place * 32 + g * 4 + j * 2 + second;
-            float value = code * to_float<false>(scales[scale_at]);
+            float value = (code - Traits::zero_point) * to_float<false>(scales[scale_at]);
             if (Traits::has_offsets) value += to_float<false>(offsets[scale_at]);
             out[column] = value;
         }

@@ -62,7 +62,8 @@ class CudaKernel:
     threads
         Threads of a block (one dimension).
     shared_bytes
-        Dynamic shared memory; above 48 KiB the launcher must raise the function's limit first.
+        Dynamic shared memory; where there is any, the launcher must raise the function's limit to it first, since it
+        adds to what the kernel declares itself.
     minimum_capability
         The oldest compute capability that it compiles for, ten times the number.
     """

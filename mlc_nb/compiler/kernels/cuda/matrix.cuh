@@ -16,7 +16,7 @@ struct FormatTraits {
     static const bool quantized = FORMAT != FLOAT16 && FORMAT != BFLOAT16;
     static const bool has_offsets = FORMAT == Q4_1;
     static const int code_words = FORMAT == Q8_0 ? 2 : 1;
-    static const int zero_point = FORMAT == Q4_0 ? 8 : FORMAT == Q4F16_1 ? 7 : 0;
+    static const int zero_point = FORMAT == Q8_0 ? 128 : FORMAT == Q4_0 ? 8 : FORMAT == Q4F16_1 ? 7 : 0;
     static const bool bf16 = FORMAT == BFLOAT16;
 };
 
@@ -52,10 +52,8 @@ INLINE void expand_nibbles(u32 codes, u32 (&a)[4]) {
     a[3] = half2_fma((high & 0x00f000f0) | 0x64006400, sixteenth, sixteens);
 }
 
-// Eight 8-bit codes likewise.
+// Eight 8-bit codes likewise; their zero point is 128.
 INLINE void expand_bytes(u32 low, u32 high, u32 (&a)[4]) {
-    low ^= 0x80808080;
-    high ^= 0x80808080;
     const u32 offset = 0x64806480;  // 1152
     a[0] = half2_subtract(__byte_perm(low, 0x64646464, 0x4140), offset);
     a[1] = half2_subtract(__byte_perm(low, 0x64646464, 0x4342), offset);
@@ -68,7 +66,7 @@ template <Format FORMAT>
 struct Fragment {
     typedef FormatTraits<FORMAT> Traits;
     Words4 codes[Traits::quantized ? Traits::code_words : 4];
-    Words2 scales;   // rows g and g + 8 of group 0, then of group 1
+    Words2 scales;  // rows g and g + 8 of group 0, then of group 1
     Words2 offsets;
 
     template <int N, int K, int PAIR>
@@ -79,7 +77,7 @@ struct Fragment {
 #pragma unroll
             for (int word = 0; word < Traits::code_words; ++word) codes[word] = load_weights(source + word * 512);
             scales = load_scales(scale_values + at * 32 + lane / 4 * 4);
-            if (Traits::has_offsets) offsets = load_scales(offset_values + at * 32 + lane / 4 * 4);
+            if constexpr (Traits::has_offsets) offsets = load_scales(offset_values + at * 32 + lane / 4 * 4);
         } else {
             int row = first_row_of_tile<PAIR>(tile) + lane / 4;
 #pragma unroll
@@ -99,21 +97,19 @@ struct Fragment {
         }
     }
 
-    // Operands of step s of group j; codes without their scales where SCALED is false.
-    template <bool SCALED>
-    INLINE void operands(int j, int s, u32 (&a)[4]) const {
+    // Operands of step s of group j, as float16 or bfloat16 values.
+    INLINE void values(int j, int s, u32 (&a)[4]) const {
         if constexpr (!Traits::quantized) {
             a[0] = codes[j].word[2 * s];
             a[1] = codes[2 + j].word[2 * s];
             a[2] = codes[j].word[2 * s + 1];
             a[3] = codes[2 + j].word[2 * s + 1];
-        } else if constexpr (Traits::code_words == 2) {
-            const Words4& source = codes[j];
-            expand_bytes(source.word[2 * s], source.word[2 * s + 1], a);
         } else {
-            expand_nibbles<Traits::zero_point>(codes[0].word[2 * j + s], a);
-        }
-        if constexpr (SCALED && Traits::quantized) {
+            if constexpr (Traits::code_words == 2) {
+                expand_bytes(codes[j].word[2 * s], codes[j].word[2 * s + 1], a);
+            } else {
+                expand_nibbles<Traits::zero_point>(codes[0].word[2 * j + s], a);
+            }
             u32 first = __byte_perm(scales.word[j], 0, 0x1010), second = __byte_perm(scales.word[j], 0, 0x3232);
             if constexpr (Traits::has_offsets) {
                 u32 low = __byte_perm(offsets.word[j], 0, 0x1010), high = __byte_perm(offsets.word[j], 0, 0x3232);
@@ -127,6 +123,57 @@ struct Fragment {
                 a[2] = half2_multiply(a[2], first);
                 a[3] = half2_multiply(a[3], second);
             }
+        }
+    }
+
+    // The codes themselves, which cost one instruction a pair: a small integer's bits are a subnormal float16, 2^-24 times
+    // the integer, which tensor cores multiply exactly. Rows g + 8 of 4-bit codes come out 16 times larger.
+    static const int second_factor = Traits::code_words == 2 ? 1 : 16;
+    static constexpr float first_unit = 16777216.0f, second_unit = first_unit / second_factor;
+
+    INLINE void subnormal_codes(int j, int s, u32 (&a)[4]) const {
+        if constexpr (Traits::code_words == 2) {
+            u32 low = codes[j].word[2 * s], high = codes[j].word[2 * s + 1];
+            a[0] = __byte_perm(low, 0, 0x4140);
+            a[1] = __byte_perm(low, 0, 0x4342);
+            a[2] = __byte_perm(high, 0, 0x4140);
+            a[3] = __byte_perm(high, 0, 0x4342);
+        } else {
+            u32 word = codes[0].word[2 * j + s], high = word >> 8;
+            a[0] = word & 0x000f000f;
+            a[1] = word & 0x00f000f0;
+            a[2] = high & 0x000f000f;
+            a[3] = high & 0x00f000f0;
+        }
+    }
+
+    // sums += scale * (codes - zero point) x + offset * x over group j, in the units above; x are the operands b of its two
+    // steps.
+    INLINE void accumulate(float (&sums)[4], int j, const u32 (&a)[2][4], const Words4& x) const {
+        const u32 zero_first = 0x80008000 | Traits::zero_point * 0x00010001;
+        const u32 zero_second = 0x80008000 | Traits::zero_point * second_factor * 0x00010001;
+        float sum[4];
+        multiply<false>(sum, a[0][0], a[0][1], a[0][2], a[0][3], x.word[0], x.word[1]);
+        multiply_accumulate<false>(sum, a[1][0], a[1][1], a[1][2], a[1][3], x.word[2], x.word[3]);
+        if constexpr (Traits::zero_point != 0) {
+            multiply_accumulate<false>(sum, zero_first, zero_second, zero_first, zero_second, x.word[0], x.word[1]);
+            multiply_accumulate<false>(sum, zero_first, zero_second, zero_first, zero_second, x.word[2], x.word[3]);
+        }
+        float first = first_of<false>(scales.word[j]), second = second_of<false>(scales.word[j]);
+        sums[0] += first * sum[0];
+        sums[1] += first * sum[1];
+        sums[2] += second * sum[2];
+        sums[3] += second * sum[3];
+        if constexpr (Traits::has_offsets) {
+            const u32 one = 0x00010001, other = second_factor * 0x00010001;
+            multiply<false>(sum, one, other, one, other, x.word[0], x.word[1]);
+            multiply_accumulate<false>(sum, one, other, one, other, x.word[2], x.word[3]);
+            first = first_of<false>(offsets.word[j]);
+            second = second_of<false>(offsets.word[j]);
+            sums[0] += first * sum[0];
+            sums[1] += first * sum[1];
+            sums[2] += second * sum[2];
+            sums[3] += second * sum[3];
         }
     }
 };

@@ -3,28 +3,6 @@
 // A block has one query head and up to 16 rows a warp. Keys and values of 64 tokens at a time come to shared memory as
 // they lie in the pages, which is already the order of the tensor cores, while the 64 before are worked on.
 
-INLINE void copy_16_bytes(void* shared, const void* global) {
-#if __CUDA_ARCH__ >= 800
-    u32 address = (u32)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-#else
-    *(Words4*)shared = *(const Words4*)global;
-#endif
-}
-
-INLINE void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-template <int PENDING>
-INLINE void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#endif
-}
-
 template <bool BF16, int QUERY_HEADS, int KV_HEADS, int HEAD_SIZE, int WARPS>
 struct PrefillAttention {
     static const int THREADS = 32 * WARPS, ROWS = 16 * WARPS;

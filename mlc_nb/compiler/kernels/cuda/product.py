@@ -14,7 +14,15 @@ from mlc_nb.compiler.kernels.cuda.kernel import CudaKernel, KernelArgument
 if TYPE_CHECKING:
     from mlc_nb.compiler.kernels.cuda.matrix import CudaMatrix
 
-__all__ = ["MOST_TOKENS", "Epilogue", "HeadLayout", "ProductPlan", "even_grid", "product_plan", "skinny_product"]
+__all__ = [
+    "MOST_TOKENS",
+    "Epilogue",
+    "HeadLayout",
+    "ProductPlan",
+    "even_grid",
+    "product_plan",
+    "skinny_product",
+]
 
 MOST_TOKENS = 64
 """Tokens that a `skinny_product` takes at most."""
@@ -89,25 +97,47 @@ class ProductPlan:
 
 
 def product_plan(matrix: CudaMatrix, tokens: int, multiprocessors: int) -> ProductPlan:
-    """The plan that was best when measured (``benchmarks/gpu_kernels.py``)."""
+    """The plan that was best, or near it, when measured on an H200."""
     token_tiles = next(n for n in (1, 2, 4, 8) if 8 * n >= tokens)
-    # Each warp should have a few loads of 16 bytes in flight, and a multiprocessor some 16 to 24 warps.
-    row_tiles = 2 if token_tiles == 8 and matrix.quantized else 1
-    splits = 8 if token_tiles <= 2 else 4
-    groups = 8 // splits
     wide = not matrix.quantized or matrix.block_type == "Q8_0"
-    units = (2 if token_tiles <= 2 else 1) if wide else (4 if token_tiles == 1 else 2 if row_tiles == 1 else 1)
-    units = min(units, -(-matrix.blocks // splits))
-    blocks_per_multiprocessor = 3 if token_tiles == 1 and not wide else 2
+    many = matrix.tiles > 4 * multiprocessors
+    few = matrix.tiles <= 2 * multiprocessors
+    # Enough bytes must be on their way to each multiprocessor; that takes more loads of narrow codes.
+    row_tiles, splits, groups, units, blocks = 1, 8, 1, 2, 2
+    if token_tiles == 1 and wide:
+        if _share_at_work(matrix.tiles, multiprocessors) > _share_at_work(matrix.tiles, 2 * multiprocessors) or (
+            matrix.tiles <= multiprocessors and matrix.blocks >= 32
+        ):
+            splits, blocks = 16, 1
+    elif token_tiles == 1:
+        if many and matrix.block_type != "Q4_1":
+            row_tiles = 2
+        elif not few:
+            splits, units, blocks = 4, 4, 3
+    elif many:
+        # Sums need not be split over so many warps, and activations serve more rows.
+        row_tiles, splits, groups, units, blocks = {
+            2: (1, 4, 2, 2, 2) if wide else (4, 4, 2, 1, 2),
+            4: (2, 2, 4, 1, 2) if wide else (4, 2, 2, 2, 2),
+            8: (2, 1, 8, 1, 1),
+        }[token_tiles]
+    elif not few:
+        units, blocks = 1, 3
+    elif token_tiles == 8:
+        units = 1
     return ProductPlan(
         token_tiles,
         row_tiles,
         splits,
         groups,
-        units,
-        blocks_per_multiprocessor,
-        even_grid(matrix.tiles, groups * row_tiles, multiprocessors * blocks_per_multiprocessor),
+        min(units, -(-matrix.blocks // splits)),
+        blocks,
+        even_grid(matrix.tiles, groups * row_tiles, multiprocessors * blocks),
     )
+
+
+def _share_at_work(tiles: int, at_once: int) -> float:
+    return tiles / (-(-tiles // at_once) * at_once)
 
 
 def even_grid(tiles: int, tiles_at_once: int, most_blocks: int) -> int:
@@ -157,6 +187,7 @@ def skinny_product(
     assert heads is None or matrix.pair == heads.head_size // 2
     plan = plan or product_plan(matrix, tokens, multiprocessors)
     entry = f"product_{epilogue.value.lower()}_{matrix.suffix}_{plan.token_tiles * 8}"
+
     if heads is not None:
         entry += f"_{heads.query_heads}_{heads.kv_heads}_{heads.head_size}_{heads.first_head}"
     if bias:

@@ -3,7 +3,7 @@
 //
 // The vocabulary is never sorted. A histogram of the logits tells which few thousand of them can be among the likeliest
 // that are wanted; those alone are sorted, in shared memory. Where a flat distribution leaves too many, the bounds are
-// found by bisection over the whole row: slower, the same answer. Sums are float64 in a fixed order.
+// found by bisection over the whole row: slower, the same answer. Sums have a fixed order.
 
 struct SamplingArguments {
     const float* logits;        // [rows, vocabulary]
@@ -29,14 +29,14 @@ struct Sampler {
     static const int THREADS = 1024, WARPS = 32;
     static const int CANDIDATES = 4096;
     static const int MOST_TOP_LOGPROBS = 20;
+    static constexpr float LOG2_E = 1.44269504f;
     static const int BINS = 1024;
     static const int SEGMENTS = 256;
-    static const int SEGMENT = (VOCABULARY + SEGMENTS * 32 - 1) / (SEGMENTS * 32) * 32;
+    static const int SEGMENT = (VOCABULARY + SEGMENTS * 128 - 1) / (SEGMENTS * 128) * 128;
 
     struct Shared {
         u64 candidates[CANDIDATES];
         u32 bin_counts[BINS];
-        u32 bin_places[BINS];  // sums of how far into their bin its elements lie, in 16ths
         double doubles[WARPS];
         double segments[SEGMENTS];
         u64 keys[WARPS];
@@ -81,6 +81,32 @@ struct Sampler {
         return key;
     }
 
+    // Calls visit(id, logit) for ids of this thread; several loads are on their way at once.
+    template <class Visit>
+    static INLINE void each(const float* logits, Visit visit) {
+        if constexpr (VOCABULARY % 4 == 0) {
+            const int vectors = VOCABULARY / 4, at_once = 4;
+            for (int first = threadIdx.x; first < vectors; first += at_once * THREADS) {
+                float4 loaded[at_once];
+#pragma unroll
+                for (int i = 0; i < at_once; ++i) {
+                    if (first + i * THREADS < vectors) loaded[i] = ((const float4*)logits)[first + i * THREADS];
+                }
+#pragma unroll
+                for (int i = 0; i < at_once; ++i) {
+                    int id = 4 * (first + i * THREADS);
+                    if (id >= VOCABULARY) break;
+                    visit(id, loaded[i].x);
+                    visit(id + 1, loaded[i].y);
+                    visit(id + 2, loaded[i].z);
+                    visit(id + 3, loaded[i].w);
+                }
+            }
+        } else {
+            for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) visit(id, logits[id]);
+        }
+    }
+
     // Sum of the values of this thread and those before it.
     static INLINE double inclusive_scan(double value, Shared& shared) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -101,14 +127,28 @@ struct Sampler {
         return value;
     }
 
-    // The first id, in order, at which the sum of weight(id) passes target * (sum of all, where relative); the last with
+    // The first id, in order, at which the sum of weight(logit) passes target * (sum of all, where relative); the last with
     // any weight if rounding lets none.
     template <class Weight>
-    static INLINE int walk(Weight weight, double target, bool relative, Shared& shared) {
+    static INLINE int walk(const float* logits, Weight weight, double target, bool relative, Shared& shared) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         for (int i = warp * (SEGMENTS / WARPS); i < (warp + 1) * (SEGMENTS / WARPS); ++i) {
-            double sum = 0;
-            for (int id = i * SEGMENT + lane; id < (i + 1) * SEGMENT && id < VOCABULARY; id += 32) sum += weight(id);
+            float part = 0;
+            if constexpr (VOCABULARY % 4 == 0) {
+#pragma unroll
+                for (int k = 0; k < SEGMENT / 128; ++k) {
+                    int id = i * SEGMENT + k * 128 + lane * 4;
+                    if (id < VOCABULARY) {
+                        float4 loaded = *(const float4*)(logits + id);
+                        part += (weight(loaded.x) + weight(loaded.y)) + (weight(loaded.z) + weight(loaded.w));
+                    }
+                }
+            } else {
+                for (int id = i * SEGMENT + lane; id < (i + 1) * SEGMENT && id < VOCABULARY; id += 32) {
+                    part += weight(logits[id]);
+                }
+            }
+            double sum = part;
             for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
             if (lane == 0) shared.segments[i] = sum;
         }
@@ -134,7 +174,7 @@ struct Sampler {
             if (segment == at * each + each) segment = last;
             int found = -1, last_id = 0;
             for (int base = segment * SEGMENT; base < (segment + 1) * SEGMENT; base += 32) {
-                double value = base + lane < VOCABULARY ? weight(base + lane) : 0.0;
+                double value = base + lane < VOCABULARY ? weight(logits[base + lane]) : 0.0f;
                 double cumulative = before + scan_in_warp(value, lane);
                 u32 past = __ballot_sync(0xffffffff, cumulative > target && value > 0);
                 u32 weighty = __ballot_sync(0xffffffff, value > 0);
@@ -151,62 +191,59 @@ struct Sampler {
         return shared.found;
     }
 
-    // Logits of a row as the sampler sees them.
+    // Logits of a row as the sampler sees them; weights are exponentials to the base 2.
     struct Row {
         const float* logits;
-        float largest, temperature;
+        float largest, factor;
 
-        INLINE float weight(int id) const { return expf((logits[id] - largest) / temperature); }
-        INLINE float distance(int id) const { return (largest - logits[id]) / temperature; }
+        INLINE float weight(float logit) const { return power_of_two((logit - largest) * factor); }
     };
 
-    // Bins cover weights down to e^-24; what lies below has no mass to speak of.
-    static INLINE int bin_of(float distance) {
-        float scaled = distance * (BINS / 24.0f);
+    // Bins cover weights down to 2^-32; what lies below has no mass to speak of.
+    static INLINE int bin_of(const Row& row, float logit) {
+        float scaled = (row.largest - logit) * row.factor * (BINS / 32.0f);
         return scaled < BINS ? (int)scaled : BINS;
     }
 
     // Sorts the likeliest into shared.candidates (weight bits inverted, then id) and returns how many there are: at least
-    // `least` of them, or so many that they hold at least `mass`. Negative if that is more than fit.
-    static INLINE int collect(const Row& row, int least, double mass, Shared& shared) {
-        for (int i = threadIdx.x; i < BINS; i += THREADS) shared.bin_counts[i] = shared.bin_places[i] = 0;
+    // `least` of them, or so many that they hold about `share` of the mass of all, which goes to `everything`. Negative if
+    // that is more than fit.
+    static INLINE int collect(const Row& row, int least, float share, double& everything, Shared& shared) {
+        shared.bin_counts[threadIdx.x] = 0;
         if (threadIdx.x == 0) {
             shared.count = 0;
             shared.found = BINS - 1;
         }
         __syncthreads();
-        for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) {
-            float distance = row.distance(id);
-            int bin = bin_of(distance);
-            if (bin < BINS) {
-                atomicAdd(&shared.bin_counts[bin], 1u);
-                atomicAdd(&shared.bin_places[bin], (u32)((distance * (BINS / 24.0f) - bin) * 16) + 1);
-            }
-        }
-        __syncthreads();
+        float mass = 0;
+        each(row.logits, [&](int, float logit) {
+            mass += row.weight(logit);
+            int bin = bin_of(row, logit);
+            if (bin < BINS) atomicAdd(&shared.bin_counts[bin], 1u);
+        });
+        everything = sum_over_block(mass, shared);
         u32 in_bin = shared.bin_counts[threadIdx.x];
         double counted = inclusive_scan((double)in_bin, shared);
-        // The mean of exponentials is at least the exponential of the mean.
-        double bound = in_bin == 0 ? 0.0
-                                   : in_bin * (double)expf(-(threadIdx.x + shared.bin_places[threadIdx.x] / (16.0f * in_bin)) *
-                                                           (24.0f / BINS));
-        double held = inclusive_scan(bound, shared) * (1 - 1e-6);
-        if (least > 0 ? counted >= least : held >= mass) atomicMin(&shared.found, (int)threadIdx.x);
+        double middle = power_of_two(-(threadIdx.x + 0.5f) * (32.0f / BINS));
+        double held = inclusive_scan(in_bin * middle, shared);
+        if (least > 0 ? counted >= least : held >= (share + 0.001f) * everything) {
+            atomicMin(&shared.found, (int)threadIdx.x);
+        }
         __syncthreads();
         // One bin more: its neighbours may round to the weight of the last one wanted.
-        int last_bin = shared.found + 1;
-        if (threadIdx.x == (last_bin < BINS ? last_bin : BINS - 1)) shared.total = counted;
+        int last_bin = shared.found + 1 < BINS ? shared.found + 1 : BINS - 1;
+        if (threadIdx.x == last_bin) shared.total = counted;
         __syncthreads();
         if (shared.total > CANDIDATES) return -1;
         int count = (int)shared.total, size = 32;
         while (size < count) size *= 2;
         for (int i = count + threadIdx.x; i < size; i += THREADS) shared.candidates[i] = ~0ull;
-        for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) {
-            if (bin_of(row.distance(id)) <= last_bin && bin_of(row.distance(id)) < BINS) {
+        each(row.logits, [&](int id, float logit) {
+            if (bin_of(row, logit) <= last_bin) {
                 int at = atomicAdd(&shared.count, 1);
-                shared.candidates[at] = (u64)~__float_as_uint(row.weight(id)) << 32 | (u32)id;
+                shared.candidates[at] = (u64)~__float_as_uint(row.weight(logit)) << 32 | (u32)id;
             }
-        }
+        });
         __syncthreads();
         for (int width = 2; width <= size; width *= 2) {
             for (int stride = width / 2; stride > 0; stride /= 2) {
@@ -228,7 +265,7 @@ struct Sampler {
         return __uint_as_float(~(u32)(shared.candidates[at] >> 32));
     }
 
-    // The id that `uniform` falls on among the sorted candidates.
+    // The id that `uniform` falls on among the sorted candidates; negative if top-p needs more than these.
     static INLINE int draw_candidate(int count, int top_k, float top_p, float min_p, double everything, double uniform,
                                      Shared& shared) {
         const int each = CANDIDATES / THREADS;
@@ -249,7 +286,8 @@ struct Sampler {
                 publish(cumulative, first, kept - 1, shared);
                 everything = shared.total;
             }
-            kept = first_index(cumulative, first, kept, top_p * everything, true, kept - 1, shared) + 1;
+            kept = first_index(cumulative, first, kept, top_p * everything, true, kept, shared) + 1;
+            if (kept > count) return -1;
         }
         if (min_p > 0.0f) {
             if (threadIdx.x == 0) shared.count = 0;
@@ -296,13 +334,13 @@ struct Sampler {
     // What is at least as likely as a weight, given by its bits: how many, and their mass.
     static INLINE void at_least(const Row& row, u32 bits, double& count, double& mass, Shared& shared) {
         double tokens = 0, sum = 0;
-        for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) {
-            float weight = row.weight(id);
+        each(row.logits, [&](int, float logit) {
+            float weight = row.weight(logit);
             if (__float_as_uint(weight) >= bits) {
                 tokens += 1;
                 sum += weight;
             }
-        }
+        });
         count = sum_over_block(tokens, shared);
         mass = sum_over_block(sum, shared);
     }
@@ -348,8 +386,9 @@ struct Sampler {
         }
         u32 drawn = bisect(row, uniform * kept_mass, false, true, count, mass, shared);
         double each = __uint_as_float(drawn), skipped = each > 0 ? floor((uniform * kept_mass - mass) / each) : 0;
-        return walk([&](int id) { return __float_as_uint(row.weight(id)) == drawn ? 1.0 : 0.0; },
-                    skipped < 0 ? 0.0 : skipped, false, shared);
+        return walk(
+            row.logits, [&](float logit) { return __float_as_uint(row.weight(logit)) == drawn ? 1.0f : 0.0f; },
+            skipped < 0 ? 0.0 : skipped, false, shared);
     }
 
     static INLINE float penalize(float logit, int times, const float* options) {
@@ -374,28 +413,31 @@ struct Sampler {
         bool masked = choices[1] & USES_MASK, penalized = choices[1] & USES_PENALTIES;
         bool adjusts = masked || penalized || choices[3] > 0;
 
-        u64 best = 0;
+        // Every logarithm to the base 2 here; the largest logit so far, and the sum of weights relative to it.
+        float highest = -1e30f, relative = 0;
         bool damaged = false;
-        for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) {
-            float logit = raw[id];
-            damaged |= logit != logit;
-            u64 key = key_of(logit, id);
-            best = key > best ? key : best;
+        u64 best = 0;
+        each(raw, [&](int id, float logit) {
+            damaged |= !(fabsf(logit) <= 1e30f) && !(logit < 0);
+            if (logit > highest) {
+                best = key_of(logit, id);
+                relative *= power_of_two((highest - logit) * LOG2_E);
+                highest = logit;
+            }
+            relative += power_of_two((logit - highest) * LOG2_E);
             if (adjusts) {
                 if (penalized) logit = penalize(logit, counts[id], options);
                 if (masked && !(mask[id / 32] >> id % 32 & 1)) logit = -__int_as_float(0x7f800000);
                 adjusted[id] = logit;
             }
-        }
+        });
         damaged = __syncthreads_or(damaged);
         u64 raw_best = largest_over_block(best, shared);
-        float largest = raw[id_of(raw_best)];
-        double sum = 0;
-        for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) sum += __expf(raw[id] - largest);
-        double log_total = largest + log(sum_over_block(sum, shared));
-        damaged |= !(fabsf(largest) < __int_as_float(0x7f800000));
+        damaged |= raw_best == 0;
+        float largest = damaged ? 0.0f : raw[id_of(raw_best)];
+        double log_total = largest + log(sum_over_block(relative * power_of_two((highest - largest) * LOG2_E), shared));
 
-        Row row = {raw, largest, options[0]};
+        Row row = {raw, largest, LOG2_E / options[0]};
         u64 top = raw_best;
         if (adjusts && !damaged) {
             for (int i = threadIdx.x; i < choices[3]; i += THREADS) {
@@ -406,10 +448,10 @@ struct Sampler {
             }
             __syncthreads();
             best = 0;
-            for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) {
-                u64 key = key_of(adjusted[id], id);
+            each(adjusted, [&](int id, float logit) {
+                u64 key = key_of(logit, id);
                 best = key > best ? key : best;
-            }
+            });
             top = largest_over_block(best, shared);
             row.logits = adjusted;
             row.largest = adjusted[id_of(top)];
@@ -420,7 +462,9 @@ struct Sampler {
             return;
         }
         int token = id_of(top);
-        if (row.temperature >= 1e-5f) token = draw(row, choices[0], options[1], options[2], arguments.uniforms[number], shared);
+        if (options[0] >= 1e-5f) {
+            token = draw(row, choices[0], options[1], options[2], arguments.uniforms[number], shared);
+        }
         if (threadIdx.x == 0) {
             arguments.token_ids[number] = token;
             arguments.logprobs[number] = (float)(raw[token] - log_total);
@@ -429,10 +473,10 @@ struct Sampler {
         u64 below = ~0ull;
         for (int i = 0; i < choices[4] && i < MOST_TOP_LOGPROBS; ++i) {
             best = 0;
-            for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) {
-                u64 key = key_of(raw[id], id);
+            each(raw, [&](int id, float logit) {
+                u64 key = key_of(logit, id);
                 if (key < below && key > best) best = key;
-            }
+            });
             below = largest_over_block(best, shared);
             if (threadIdx.x == 0) {
                 arguments.top_ids[number * MOST_TOP_LOGPROBS + i] = id_of(below);
@@ -445,19 +489,19 @@ struct Sampler {
         if (top_k >= VOCABULARY) top_k = 0;
         if (top_k <= 0 && top_p >= 1.0f) {
             return walk(
-                [&](int id) {
-                    float weight = row.weight(id);
-                    return weight >= min_p ? (double)weight : 0.0;
+                row.logits,
+                [&](float logit) {
+                    float weight = row.weight(logit);
+                    return weight >= min_p ? weight : 0.0f;
                 },
                 uniform, true, shared);
         }
         double everything = 0;
-        if (top_k <= 0) {
-            for (int id = threadIdx.x; id < VOCABULARY; id += THREADS) everything += row.weight(id);
-            everything = sum_over_block(everything, shared);
+        int token = -1;
+        if (top_k <= CANDIDATES) {
+            int count = collect(row, top_k, top_p, everything, shared);
+            if (count >= 0) token = draw_candidate(count, top_k, top_p, min_p, everything, uniform, shared);
         }
-        int count = top_k > CANDIDATES ? -1 : collect(row, top_k, top_p * everything, shared);
-        return count < 0 ? draw_by_bisection(row, top_k, top_p, min_p, everything, uniform, shared)
-                         : draw_candidate(count, top_k, top_p, min_p, everything, uniform, shared);
+        return token >= 0 ? token : draw_by_bisection(row, top_k, top_p, min_p, everything, uniform, shared);
     }
 };

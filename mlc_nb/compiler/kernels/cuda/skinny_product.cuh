@@ -100,7 +100,7 @@ INLINE void finish_pair(const ProductArguments& arguments, int token, int row, f
         if (two) ((float*)arguments.out)[at + Shape::PAIR] += second;
     } else if constexpr (Shape::EPILOGUE == GATED_SILU) {
         ((u16*)arguments.out)[(size_t)token * (Shape::N / 2) + row] =
-            from_float<Shape::BF16>(first / (1.0f + __expf(-first)) * second);
+            from_float<Shape::BF16>(__fdividef(first, 1.0f + __expf(-first)) * second);
     } else {
         rotate_append<Shape>(arguments, token, row, first, second);
     }
@@ -114,14 +114,18 @@ struct SkinnyProduct {
     static const int TILES = (Shape::N + 15) / 16;
     static const int BLOCKS = Blocks<Shape::K>::count;
     static const int STAGES = (BLOCKS + SPLITS * UNITS - 1) / (SPLITS * UNITS);
+    static const bool WHOLE_STAGES = BLOCKS % (SPLITS * UNITS) == 0;
     static const int TOKENS = 8 * TOKEN_TILES;
     static const int TILES_AT_ONCE = GROUPS * ROW_TILES;
-    // Few tokens: float32 sums of codes are scaled, which is exact; many: scaling the weights is less work.
-    static const bool SCALED = TOKEN_TILES > 2 || FormatTraits<Shape::FORMAT>::has_offsets;
+    // Activations of few tokens come with the weights; of many, registers have no room and the L1 cache serves.
+    static const bool PREFETCHES = TOKEN_TILES == 1;
+    // Few tokens: sums of codes are scaled, in float32; many: scaling the weights is less work.
+    static const bool SUMS_ARE_SCALED = FormatTraits<Shape::FORMAT>::quantized && TOKEN_TILES <= 2;
     typedef Fragment<Shape::FORMAT> Weights;
 
     struct Stage {
         Weights weights[UNITS][ROW_TILES];
+        Words4 x[PREFETCHES ? UNITS : 1][2];
     };
 
     // The place in the sequence of (tiles, stage) that a warp works through.
@@ -135,15 +139,25 @@ struct SkinnyProduct {
         }
     };
 
-    static INLINE void load(Stage& stage, const ProductArguments& arguments, Cursor cursor, int split, int group,
-                            int lane) {
+    const ProductArguments& arguments;
+    int tokens, lane, split, group;
+    float* shared;
+    float* buffer;
+    int first_warp;
+    float sums[ROW_TILES][TOKEN_TILES][4];
+
+    static INLINE bool is_there(int block) { return WHOLE_STAGES || block < BLOCKS; }
+
+    INLINE int block_of(Cursor cursor, int unit) const { return (cursor.stage * UNITS + unit) * SPLITS + split; }
+
+    INLINE void load_weights_of(Stage& stage, Cursor cursor) const {
 #pragma unroll
         for (int unit = 0; unit < UNITS; ++unit) {
-            int block = (cursor.stage * UNITS + unit) * SPLITS + split;
+            int block = block_of(cursor, unit);
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r) {
                 int tile = cursor.tile + group * ROW_TILES + r;
-                if (block < BLOCKS && tile < TILES) {
+                if (is_there(block) && (TILES_AT_ONCE == 1 || tile < TILES)) {
                     stage.weights[unit][r].template load<Shape::N, Shape::K, Shape::PAIR>(
                         arguments.values, arguments.scales, arguments.offsets, tile, block, lane);
                 }
@@ -151,51 +165,54 @@ struct SkinnyProduct {
         }
     }
 
-    static INLINE void multiply(float (&sums)[ROW_TILES][TOKEN_TILES][4], const Stage& stage,
-                                const ProductArguments& arguments, Cursor cursor, int split, int tokens, int lane) {
-        int g = lane / 4, t = lane % 4;
+    // What lanes without a token compute is not looked at, so they take the last token's activations.
+    INLINE Words4 activations_of(Cursor cursor, int unit, int j, int n) const {
+        int token = n * 8 + lane / 4, column = block_of(cursor, unit) * 64 + j * 32 + lane % 4 * 8;
+        if (token >= tokens) token = tokens - 1;
+        if (Shape::K % 64 != 0 && column >= Shape::K) return Words4{{0, 0, 0, 0}};
+        return *(const Words4*)(arguments.activations + (size_t)token * Shape::K + column);
+    }
+
+    INLINE void load_activations_of(Stage& stage, Cursor cursor) const {
+        if constexpr (PREFETCHES) {
+#pragma unroll
+            for (int unit = 0; unit < UNITS; ++unit) {
+                if (!is_there(block_of(cursor, unit))) continue;
+                stage.x[unit][0] = activations_of(cursor, unit, 0, 0);
+                stage.x[unit][1] = activations_of(cursor, unit, 1, 0);
+            }
+        }
+    }
+
+    INLINE void multiply_stage(const Stage& stage, Cursor cursor) {
 #pragma unroll
         for (int unit = 0; unit < UNITS; ++unit) {
-            int block = (cursor.stage * UNITS + unit) * SPLITS + split;
-            if (block >= BLOCKS) continue;
+            if (!is_there(block_of(cursor, unit))) continue;
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                int column = block * 64 + j * 32 + t * 8;
                 Words4 x[TOKEN_TILES];
 #pragma unroll
                 for (int n = 0; n < TOKEN_TILES; ++n) {
-                    x[n] = Words4{{0, 0, 0, 0}};
-                    int token = n * 8 + g;
-                    if (token < tokens && (Shape::K % 64 == 0 || column < Shape::K)) {
-                        x[n] = *(const Words4*)(arguments.activations + (size_t)token * Shape::K + column);
-                    }
+                    x[n] = PREFETCHES ? stage.x[PREFETCHES ? unit : 0][j] : activations_of(cursor, unit, j, n);
                 }
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; ++r) {
                     const Weights& weights = stage.weights[unit][r];
                     u32 a[2][4];
-                    weights.template operands<SCALED>(j, 0, a[0]);
-                    weights.template operands<SCALED>(j, 1, a[1]);
+                    if constexpr (SUMS_ARE_SCALED) {
+                        weights.subnormal_codes(j, 0, a[0]);
+                        weights.subnormal_codes(j, 1, a[1]);
 #pragma unroll
-                    for (int n = 0; n < TOKEN_TILES; ++n) {
-                        if constexpr (SCALED || !FormatTraits<Shape::FORMAT>::quantized) {
-                            float(&sum)[4] = sums[r][n];
-                            multiply_accumulate<Shape::BF16>(sum, a[0][0], a[0][1], a[0][2], a[0][3], x[n].word[0],
-                                                             x[n].word[1]);
-                            multiply_accumulate<Shape::BF16>(sum, a[1][0], a[1][1], a[1][2], a[1][3], x[n].word[2],
-                                                             x[n].word[3]);
-                        } else {
-                            float sum[4] = {0, 0, 0, 0};
-                            multiply_accumulate<Shape::BF16>(sum, a[0][0], a[0][1], a[0][2], a[0][3], x[n].word[0],
-                                                             x[n].word[1]);
-                            multiply_accumulate<Shape::BF16>(sum, a[1][0], a[1][1], a[1][2], a[1][3], x[n].word[2],
-                                                             x[n].word[3]);
-                            float first = first_of<false>(weights.scales.word[j]);
-                            float second = second_of<false>(weights.scales.word[j]);
-                            sums[r][n][0] += first * sum[0];
-                            sums[r][n][1] += first * sum[1];
-                            sums[r][n][2] += second * sum[2];
-                            sums[r][n][3] += second * sum[3];
+                        for (int n = 0; n < TOKEN_TILES; ++n) weights.accumulate(sums[r][n], j, a, x[n]);
+                    } else {
+                        weights.values(j, 0, a[0]);
+                        weights.values(j, 1, a[1]);
+#pragma unroll
+                        for (int n = 0; n < TOKEN_TILES; ++n) {
+                            multiply_accumulate<Shape::BF16>(sums[r][n], a[0][0], a[0][1], a[0][2], a[0][3],
+                                                             x[n].word[0], x[n].word[1]);
+                            multiply_accumulate<Shape::BF16>(sums[r][n], a[1][0], a[1][1], a[1][2], a[1][3],
+                                                             x[n].word[2], x[n].word[3]);
                         }
                     }
                 }
@@ -203,61 +220,119 @@ struct SkinnyProduct {
         }
     }
 
-    // Shared memory holds [group][split][16 rows][tokens].
-    static INLINE void finish(float (&sums)[ROW_TILES][TOKEN_TILES][4], float* shared, const ProductArguments& arguments,
-                              Cursor cursor, int split, int group, int tokens, int lane) {
-        int g = lane / 4, t = lane % 4;
+    static constexpr float FIRST_UNIT = SUMS_ARE_SCALED ? Weights::first_unit : 1.0f;
+    static constexpr float SECOND_UNIT = SUMS_ARE_SCALED ? Weights::second_unit : 1.0f;
+    // With two buffers, a warp goes on to the next tiles while another one still adds up.
+    static const int BUFFERS = TOKEN_TILES == 1 ? 2 : 1;
+    static const int BUFFER_ROW_TILES = TOKEN_TILES == 1 ? ROW_TILES : 1;
+    static const int BUFFER_SUMS = SPLITS == 1 ? 0 : BUFFER_ROW_TILES * GROUPS * SPLITS * 16 * TOKENS;
+
+    INLINE void finish(Cursor cursor) {
+        if constexpr (SPLITS == 1) {
+            finish_alone(cursor);
+        } else if constexpr (BUFFERS == 2) {
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r) {
+            for (int r = 0; r < ROW_TILES; ++r) share_sums(buffer, r, r);
             __syncthreads();
-            float* mine = shared + (group * SPLITS + split) * 16 * TOKENS;
+            add_up(buffer, cursor, 0, ROW_TILES);
+            buffer = buffer == shared ? shared + BUFFER_SUMS : shared;
+            first_warp = first_warp + 1 < SPLITS * GROUPS ? first_warp + 1 : 0;
+        } else {
 #pragma unroll
-            for (int n = 0; n < TOKEN_TILES; ++n) {
-                *(float2*)(mine + g * TOKENS + n * 8 + 2 * t) = make_float2(sums[r][n][0], sums[r][n][1]);
-                *(float2*)(mine + (g + 8) * TOKENS + n * 8 + 2 * t) = make_float2(sums[r][n][2], sums[r][n][3]);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[r][n][i] = 0;
-            }
-            __syncthreads();
-            for (int i = threadIdx.x; i < GROUPS * 8 * tokens; i += THREADS) {
-                int inner = i % 8, of_group = i / 8 % GROUPS, token = i / (8 * GROUPS);
-                int tile = cursor.tile + of_group * ROW_TILES + r;
-                if (tile >= TILES) continue;
-                const float* source = shared + of_group * SPLITS * 16 * TOKENS + inner * TOKENS + token;
-                float first = 0, second = 0;
-#pragma unroll
-                for (int s = 0; s < SPLITS; ++s) {
-                    first += source[s * 16 * TOKENS];
-                    second += source[(s * 16 + 8) * TOKENS];
-                }
-                finish_pair<Shape>(arguments, token, first_row_of_tile<Shape::PAIR>(tile) + inner, first, second);
+            for (int r = 0; r < ROW_TILES; ++r) {
+                __syncthreads();
+                share_sums(buffer, 0, r);
+                __syncthreads();
+                add_up(buffer, cursor, r, 1);
             }
         }
     }
 
-    static INLINE void run(const ProductArguments& arguments, int tokens) {
-        __shared__ float shared[GROUPS * SPLITS * 16 * TOKENS];
-        int lane = threadIdx.x % 32, split = threadIdx.x / 32 % SPLITS, group = threadIdx.x / 32 / SPLITS;
-        float sums[ROW_TILES][TOKEN_TILES][4] = {};
-        Cursor now = {(int)blockIdx.x * TILES_AT_ONCE, 0};
-        Cursor next = now;
+    // A lane has whole sums: of tokens 2 t and 2 t + 1, of row g and its pair.
+    INLINE void finish_alone(Cursor cursor) {
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) {
+            int tile = cursor.tile + group * ROW_TILES + r;
+#pragma unroll
+            for (int n = 0; n < TOKEN_TILES; ++n) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    int token = n * 8 + lane % 4 * 2 + i;
+                    if (token < tokens && (TILES_AT_ONCE == 1 || tile < TILES)) {
+                        finish_pair<Shape>(arguments, token, first_row_of_tile<Shape::PAIR>(tile) + lane / 4,
+                                           sums[r][n][i] * FIRST_UNIT, sums[r][n][i + 2] * SECOND_UNIT);
+                    }
+                    sums[r][n][i] = sums[r][n][i + 2] = 0;
+                }
+            }
+        }
+    }
+
+    // A buffer holds [row tile][group][split][16 rows][tokens].
+    INLINE void share_sums(float* to, int slot, int r) {
+        int g = lane / 4, t = lane % 4;
+        float* mine = to + ((slot * GROUPS + group) * SPLITS + split) * 16 * TOKENS;
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; ++n) {
+            *(float2*)(mine + g * TOKENS + n * 8 + 2 * t) = make_float2(sums[r][n][0], sums[r][n][1]);
+            *(float2*)(mine + (g + 8) * TOKENS + n * 8 + 2 * t) = make_float2(sums[r][n][2], sums[r][n][3]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[r][n][i] = 0;
+        }
+    }
+
+    // Adds up the sums of the warps that share columns, in order, for row tiles from first_r. The warps take turns to
+    // begin, as there may be work for one only.
+    INLINE void add_up(const float* from, Cursor cursor, int first_r, int row_tiles) const {
+        int start = (int)threadIdx.x - first_warp * 32;
+        if (start < 0) start += THREADS;
+#pragma unroll 1
+        for (int i = start; i < row_tiles * GROUPS * 8 * tokens; i += THREADS) {
+            int inner = i % 8, of_group = i / 8 % GROUPS, slot = i / (8 * GROUPS) % row_tiles;
+            int token = i / (8 * GROUPS) / row_tiles, tile = cursor.tile + of_group * ROW_TILES + first_r + slot;
+            if (TILES_AT_ONCE > 1 && tile >= TILES) continue;
+            const float* source = from + (slot * GROUPS + of_group) * SPLITS * 16 * TOKENS + inner * TOKENS + token;
+            float first = 0, second = 0;
+#pragma unroll
+            for (int s = 0; s < SPLITS; ++s) {
+                first += source[s * 16 * TOKENS];
+                second += source[(s * 16 + 8) * TOKENS];
+            }
+            finish_pair<Shape>(arguments, token, first_row_of_tile<Shape::PAIR>(tile) + inner, first * FIRST_UNIT,
+                               second * SECOND_UNIT);
+        }
+    }
+
+    // Works on a stage while the next one is loaded; false after the last one.
+    INLINE bool step(Stage& stage, Stage& following, Cursor& cursor) {
+        Cursor next = cursor;
+        next.advance();
+        bool goes_on = next.tile < TILES;
+        if (goes_on) {
+            load_weights_of(following, next);
+            load_activations_of(following, next);
+        }
+        multiply_stage(stage, cursor);
+        if (cursor.stage == STAGES - 1) finish(cursor);
+        cursor = next;
+        return goes_on;
+    }
+
+    INLINE void work() {
         Stage even, odd;
-        load(even, arguments, now, split, group, lane);
+        Cursor cursor = {(int)blockIdx.x * TILES_AT_ONCE, 0};
+        load_weights_of(even, cursor);
         let_next_kernel_start();
         wait_for_previous_kernel();
-        while (true) {
-            next.advance();
-            if (next.tile < TILES) load(odd, arguments, next, split, group, lane);
-            multiply(sums, even, arguments, now, split, tokens, lane);
-            if (now.stage == STAGES - 1) finish(sums, shared, arguments, now, split, group, tokens, lane);
-            now = next;
-            if (now.tile >= TILES) break;
-            next.advance();
-            if (next.tile < TILES) load(even, arguments, next, split, group, lane);
-            multiply(sums, odd, arguments, now, split, tokens, lane);
-            if (now.stage == STAGES - 1) finish(sums, shared, arguments, now, split, group, tokens, lane);
-            now = next;
-            if (now.tile >= TILES) break;
+        load_activations_of(even, cursor);
+        while (step(even, odd, cursor) && step(odd, even, cursor)) {
         }
+    }
+
+    static INLINE void run(const ProductArguments& arguments, int tokens) {
+        __shared__ __align__(16) float shared[BUFFERS * BUFFER_SUMS + 4];
+        int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        SkinnyProduct product = {arguments, tokens, lane, warp % SPLITS, warp / SPLITS, shared, shared, 0, {}};
+        product.work();
     }
 };
