@@ -101,6 +101,7 @@ class ChatCells:
         conversation = self.conversations.open(question.chat, question.model, self._settings.model)
         if question.begins:
             conversation.system, conversation.turns = None, []
+        model = question.model or conversation.model
         system = next(
             (text for text in (question.system, conversation.system, self._settings.system) if text is not None), None
         )
@@ -112,7 +113,7 @@ class ChatCells:
         if question.toolbox.tools:
             fields["tools"] = question.toolbox.tools
         for round_number in range(1, MAX_CALL_ROUNDS + 1):
-            answer, stop = self._answer(conversation, {"messages": [*before, *said], **fields}, presentation)
+            answer, stop = self._answer(conversation, model, {"messages": [*before, *said], **fields}, presentation)
             calls = answer.choices[0].message.tool_calls or []
             said.append(_message_of(answer, calls))
             runs = bool(calls) and not stop.requested and question.toolbox.can_run(calls)
@@ -122,8 +123,9 @@ class ChatCells:
             said += [self._result(question.toolbox, call, presentation) for call in calls]
             fields["tool_choice"] = "auto"  # forced once; forced again, it would call for ever
         if question.remembers and (answer.text or calls):
-            conversation.system = system
+            conversation.model, conversation.system = model, system
             conversation.turns.append(Turn(tuple(said)))
+            self.conversations.keep(conversation)
         keep(self._shell, answer, presentation.output)
         _raise_where_interrupted(stop, "the answer", answer.interrupted, "; the conversation keeps what it said so far")
 
@@ -152,14 +154,14 @@ class ChatCells:
         _raise_where_interrupted(stop, "the text", answer.interrupted)
 
     def _answer(
-        self, conversation: Conversation, fields: dict[str, Any], presentation: Presentation
+        self, conversation: Conversation, model: str, fields: dict[str, Any], presentation: Presentation
     ) -> tuple[ChatAnswer, StopRequest]:
         view = self._view(presentation)
         note = ""
         try:
-            engine = self._engines.get(conversation.model, view)
+            engine = self._engines.get(model, view)
             with StopRequest() as stop:
-                view.begin(conversation.model, stop.request)
+                view.begin(model, stop.request)
                 answer = _stream(engine, conversation, fields, view, stop)
                 note = answer.note()
         finally:

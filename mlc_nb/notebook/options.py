@@ -15,7 +15,7 @@ from IPython.core.error import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["image", "parse_options", "parse_prompt_line", "stop_string", "tool_choice", "variable_name"]
+__all__ = ["image", "not_empty", "parse_options", "parse_prompt_line", "stop_string", "tool_choice", "variable_name"]
 
 _NAMES_OF_IPYTHON = ("In", "Out", "get_ipython")
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
@@ -113,6 +113,13 @@ def _takes_value(parser: argparse.ArgumentParser, word: str) -> bool:
     near = [action for name, action in parser._option_string_actions.items() if name.startswith(word)]
     action = exact or (near[0] if near else None)
     return action is not None and action.nargs != 0
+
+
+def not_empty(text: str) -> str:
+    """Refuse a value that names nothing."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return text
 
 
 def variable_name(text: str) -> str:

@@ -45,13 +45,15 @@ def test_conversations_have_names(kernel: Kernel) -> None:
     kernel.run("%mlc_reset a")
     assert "There is no conversation 'a'" in kernel.run("%mlc_history a").errors[0]["evalue"]
     assert "'a', 'b" not in shown(kernel.run("%mlc_chats"))["text/plain"]
-    assert kernel.run("%%mlc_chat --name ' '\nx").reply["status"] == "error"
+    kernel.run("%%mlc_chat --name 'b 😀' -m nowhere\nHi")
+    assert kernel.run(f"%%mlc_chat --name 'b 😀' {GREEDY}\nStill there?").reply["status"] == "ok"
 
 
 def test_history_is_exported(kernel: Kernel, tmp_path: Path) -> None:
     kernel.run("%mlc_reset --all")
     assert "empty" in shown(kernel.run("%mlc_history"))["text/plain"]
-    assert "no conversation yet" not in shown(kernel.run("%mlc_chats"))["text/plain"]
+    kernel.run("%%mlc_chat -m nowhere --name none\nHi")
+    assert "no conversation yet" in shown(kernel.run("%mlc_chats"))["text/plain"]
     run = kernel.run(f"%%mlc_chat --system Brief {GREEDY}\nWhat is the capital of France?")
     seen = shown(kernel.run("%mlc_history"))["text/plain"]
     for text in ("**System**\n\nBrief", "**You**\n\nWhat is the capital of France?", f"**Assistant**\n\n{run.answer}"):
@@ -113,7 +115,7 @@ def test_interpolation_is_asked_for(kernel: Kernel) -> None:
     }
     for options, (prompt, said) in cells.items():
         body = "{who} {n}" + (" {missing} {{who}}" if options == "-i" else "")
-        run = kernel.run(f"%%mlc_chat --new {options} --max-tokens 1\n{body}")
+        run = kernel.run(f"%%mlc_chat --new {options} --temperature 0 --max-tokens 1\n{body}")
         assert run.reply["status"] == "ok", run.errors
         assert said in run.stream("stderr")
         assert len(run.stream("stderr").splitlines()) == (1 if said else 0)
@@ -204,6 +206,10 @@ def test_settings(kernel: Kernel) -> None:
     kernel.run("%config MLCMagics.max_tokens = 5")
     kernel.run("%%mlc_chat -o reply\nHello")
     assert value_of(kernel, "reply.usage.completion_tokens") == 5
+    assert kernel.run('%mlc_config engine_config {"max_num_sequence": 2}').stream("stdout") == (
+        "engine_config = {'max_num_sequence': 2}\n"
+    )
+    assert kernel.run("%mlc_config engine_config {}").stream("stdout") == "engine_config = {}\n"
     for line, said in (
         ("%mlc_config colour red", "there is no setting 'colour'"),
         ("%mlc_config temperature warm", "temperature"),
@@ -293,6 +299,8 @@ def test_tab_completes(kernel: Kernel) -> None:
         ("%%mlc_compare --seed 1 --seed 2\n", "the cell has no prompt"),
         ("%mlc_reset a --all", "not both"),
         ("%mlc_history --export pdf", "invalid choice: 'pdf'"),
+        ("%%mlc_chat --name ' '\nx", "argument --name: is empty"),
+        ("%%mlc_chat -m ''\nx", "argument -m/--model: is empty"),
         ("%mlc_models extra", "unrecognized arguments: extra"),
     ],
 )

@@ -17,7 +17,7 @@ from mlc_nb.notebook.option_groups import (
     sampling_fields,
     sampling_options,
 )
-from mlc_nb.notebook.options import parse_options
+from mlc_nb.notebook.options import not_empty, parse_options
 
 if TYPE_CHECKING:
     import argparse
@@ -44,7 +44,7 @@ class BatchMagics(MagicsOfShell):
     @argument("--concurrency", type=int, metavar="N", help="Most requests at a time. Default: what the engine runs")
     @sampling_options()
     @argument_group("answers")
-    @argument("--json-schema", metavar="NAME_OR_FILE", help="Hold every answer to this schema")
+    @argument("--json-schema", type=not_empty, metavar="NAME_OR_FILE", help="Hold every answer to this schema")
     @output_option
     @line_cell_magic
     def mlc_batch(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> None:
@@ -93,7 +93,11 @@ class BatchMagics(MagicsOfShell):
     @no_var_expand
     @magic_arguments("%mlc_compare")
     @argument(
-        "-m", "--model", action="append", help="A model; given again, another column. Default: %%mlc_config model"
+        "-m",
+        "--model",
+        type=not_empty,
+        action="append",
+        help="A model; given again, another column. Default: %%mlc_config model",
     )
     @argument("--system", action="append", metavar="TEXT", help="System prompt; given again, another column")
     @sampling_options("append")

@@ -20,7 +20,7 @@ from mlc_nb.notebook.option_groups import (
     sampling_options,
     system_option,
 )
-from mlc_nb.notebook.options import image, parse_options, parse_prompt_line, tool_choice, variable_name
+from mlc_nb.notebook.options import image, not_empty, parse_options, parse_prompt_line, tool_choice, variable_name
 
 if TYPE_CHECKING:
     import argparse
@@ -38,7 +38,12 @@ class ChatMagics(MagicsOfShell):
     @magic_arguments("%mlc_chat")
     @argument_group("conversation")
     @model_option
-    @argument("--name", metavar="CHAT", help="Go on with the conversation of this name. Default: one for each model")
+    @argument(
+        "--name",
+        type=not_empty,
+        metavar="CHAT",
+        help="Go on with the conversation of this name. Default: one for each model",
+    )
     @argument("--new", action="store_true", help="Begin the conversation anew, without its system prompt")
     @argument("--no-history", action="store_true", help="Ask this alone: nothing is sent before it, nothing remembered")
     @system_option
@@ -47,6 +52,7 @@ class ChatMagics(MagicsOfShell):
     @format_option
     @argument(
         "--json-schema",
+        type=not_empty,
         metavar="NAME_OR_FILE",
         help="Hold the answer to this schema: a variable (dict, JSON text, pydantic model) or a .json file",
     )
@@ -97,8 +103,6 @@ class ChatMagics(MagicsOfShell):
         from mlc_nb.notebook.chat_cell import Presentation, Question
         from mlc_nb.notebook.functions import Toolbox, toolbox
 
-        if options.name is not None and not options.name.strip():
-            raise UsageError("--name: a conversation needs a name that can be seen")
         answer_format = _format(options, self._state.settings.format)
         fields = sampling_fields(options, self._state.settings)
         if options.json_schema is not None:

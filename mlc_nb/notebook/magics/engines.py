@@ -13,8 +13,7 @@ from traitlets import TraitError
 
 from mlc_nb.notebook.magics.common import MagicsOfShell
 from mlc_nb.notebook.one_line import one_line_errors
-from mlc_nb.notebook.option_groups import model_option
-from mlc_nb.notebook.options import parse_options
+from mlc_nb.notebook.options import not_empty, parse_options
 
 if TYPE_CHECKING:
     from mlc_nb.notebook.settings import MLCMagics
@@ -28,7 +27,7 @@ class EngineMagics(MagicsOfShell):
 
     @no_var_expand
     @magic_arguments()
-    @model_option
+    @argument("model", nargs="?", type=not_empty, help="An alias, PYPI:// id or path. Default: %%mlc_config model")
     @line_magic
     def mlc_load(self, line: str) -> None:
         """Load a model now, so that the first answer does not wait for it.
@@ -36,7 +35,7 @@ class EngineMagics(MagicsOfShell):
         Examples::
 
             %mlc_load
-            %mlc_load -m ~/models/my-model.gguf
+            %mlc_load ~/models/my-model.gguf
         """
         with one_line_errors():
             options = parse_options(self.mlc_load, line)
@@ -55,7 +54,7 @@ class EngineMagics(MagicsOfShell):
 
     @no_var_expand
     @magic_arguments()
-    @argument("model", nargs="?", help="Model to unload; not needed where only one is loaded")
+    @argument("model", nargs="?", type=not_empty, help="Model to unload; not needed where only one is loaded")
     @argument("--all", action="store_true", help="Unload every engine of this kernel")
     @line_magic
     def mlc_unload(self, line: str) -> None:
@@ -133,7 +132,8 @@ class EngineMagics(MagicsOfShell):
             %mlc_config system None
         """
         with one_line_errors():
-            options = parse_options(self.mlc_config, line)
+            setting, _, value = line.strip().partition(" ")
+            options = parse_options(self.mlc_config, setting)
             if options is None:
                 return
             settings = self._state.settings
@@ -146,8 +146,8 @@ class EngineMagics(MagicsOfShell):
                 return
             if options.setting not in names:
                 raise UsageError(f"%mlc_config: there is no setting {options.setting!r}. Settings: {', '.join(names)}")
-            if options.value:
-                _assign(settings, options.setting, " ".join(options.value))
+            if value.strip():
+                _assign(settings, options.setting, value.strip())
             print(f"{options.setting} = {getattr(settings, options.setting)!r}")
 
     @no_var_expand
