@@ -157,7 +157,7 @@ def test_a_core_that_ended_is_replaced(loader: Loader, end: str) -> None:
     elif end == "unload":
         assert mlc_nb.unload("smollm2") == ["smollm2"]
     else:
-        loader.runners[0].step = lambda _slices: 1 / 0  # type: ignore[assignment, return-value]
+        loader.runners[0].step = lambda *_: 1 / 0  # type: ignore[assignment, return-value]
         with pytest.raises(EngineTerminatedError, match="ZeroDivisionError"):
             old.chat.completions.create(messages=HELLO, max_tokens=2)
     new = mlc_nb.get_engine()

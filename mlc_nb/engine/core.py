@@ -302,9 +302,12 @@ class EngineCore:
                 self._read_inbox()
                 if self._loop.has_work and not self._terminating.is_set():
                     self._loop.step()
+            self._loop.hand_over()
             self._end("terminated")
         except BaseException as error:  # whatever ends the loop must reach those who wait for it
             self._failure = error
+            if hasattr(self, "_loop"):
+                self._loop.hand_over()
             self._end("failed")
         finally:
             # Readers take this thread for the source of their deltas: it ends when they have all of them.

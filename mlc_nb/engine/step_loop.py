@@ -56,6 +56,7 @@ class StepLoop:
         self._scheduler = Scheduler(self._blocks, self._cache, config.num_sequences)
         self._pacer = PrefillPacer(config.prefill_chunk, runner.least_prefill_chunk)
         self._active: dict[Sequence, ActiveChoice] = {}
+        self._parcel: list[tuple[Outbox, StreamDelta | Exception]] = []
         self._empty_metrics = EngineMetrics(
             model_id, total_pages=runner.num_pages, weight_bytes=runner.weight_bytes, kv_bytes=runner.kv_bytes
         )
@@ -119,7 +120,8 @@ class StepLoop:
         self._on_end(active)
         if in_flight:
             self._metrics.aborted_requests += 1
-            self._courier.send([(active.outbox, aborted(active, reason))])
+            self._parcel.append((active.outbox, aborted(active, reason)))
+            self.hand_over()
 
     def reset(self) -> None:
         """Abort all requests, empty the prefix cache and begin to count anew."""
@@ -144,7 +146,7 @@ class StepLoop:
                     times.first_step = started
             else:
                 num_decodes += 1
-        sampled = self._runner.step([item.as_step_slice() for item in scheduled])
+        sampled = self._runner.step([item.as_step_slice() for item in scheduled], self.hand_over)
         seconds = perf_counter() - started
         self._pacer.record(num_prefill_tokens, num_decodes, seconds)
         self._metrics.record_step(num_prefill_tokens, num_decodes, seconds)
@@ -152,9 +154,19 @@ class StepLoop:
             scheduled, [token.token_id if isinstance(token, SampledToken) else None for token in sampled]
         )
         self._deliver(scheduled, sampled)
+        if not self.has_work:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Let the courier bring what is ready.
+
+        What a step gives is handed over when the next one is under way, so that the readers whom it wakes do not hold
+        that one up.
+        """
+        self._courier.send(self._parcel)
+        self._parcel = []
 
     def _deliver(self, scheduled: list[ScheduledSlice], sampled: list[StepResult]) -> None:
-        parcel: list[tuple[Outbox, StreamDelta | Exception]] = []
         for item, token in zip(scheduled, sampled, strict=True):
             if token is None:
                 continue
@@ -163,12 +175,12 @@ class StepLoop:
                 continue  # another answer of the same request has failed in this step
             active = choice.active
             if isinstance(token, Exception):
-                parcel.append((active.outbox, self._fail(active, token)))
+                self._parcel.append((active.outbox, self._fail(active, token)))
                 continue
             try:
                 delta = choice.take(token)
             except Exception as error:  # a request that fails fails alone
-                parcel.append((active.outbox, self._fail(active, error)))
+                self._parcel.append((active.outbox, self._fail(active, error)))
                 continue
             if delta.finish_reason is not None:
                 # Before the reader can know: whoever sees the end also sees the pages free.
@@ -178,8 +190,7 @@ class StepLoop:
                     self._metrics.last_finished_request = delta.usage.extra
                     self._on_end(active)
             if delta.text or delta.token_ids or delta.finish_reason is not None or delta.prompt_logprobs is not None:
-                parcel.append((active.outbox, delta))
-        self._courier.send(parcel)
+                self._parcel.append((active.outbox, delta))
 
     def _leave(self, choice: ActiveChoice, *, keep: bool = True) -> None:
         if self._active.pop(choice.sequence, None) is not None:

@@ -128,15 +128,19 @@ class CudaModelRunner:
         """Run one step; logits after every new token, float32 ``[total new tokens, vocab_size]``."""
         return self._logits(slices, [len(part.token_ids) for part in slices])
 
-    def step(self, slices: Sequence[SequenceSlice]) -> list[StepResult]:
+    def step(self, slices: Sequence[SequenceSlice], meanwhile: Callable[[], None] | None = None) -> list[StepResult]:
         """Run one step and sample; one entry a slice: a token, what sampling raised, or None if not to be sampled."""
         results: list[StepResult] = [None] * len(slices)
         for pieces in self._calls(slices, [_wanted_rows(part) for part in slices]):
             states = [_kernel_state(piece) for piece in pieces for _ in range(piece.rows)]
             self._queue(pieces, states)
+            if states:
+                self._sampler.receive(states)
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
             if not states:
                 continue
-            self._sampler.receive(states)
             self._context.synchronize()
             sampled = self._sampler.results(states)
             row = 0

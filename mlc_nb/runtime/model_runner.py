@@ -20,7 +20,7 @@ from mlc_nb.runtime.step_inputs import StepInputs
 from mlc_nb.weights.plan import MAX_STEP_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mlc_nb.library import LibraryBundle
 
@@ -90,8 +90,10 @@ class CpuModelRunner:
         """Run one step; logits after every new token, float32 ``[total new tokens, vocab_size]``."""
         return np.array(self._run(slices, list(range(sum(len(part.token_ids) for part in slices)))))
 
-    def step(self, slices: Sequence[SequenceSlice]) -> list[StepResult]:
+    def step(self, slices: Sequence[SequenceSlice], meanwhile: Callable[[], None] | None = None) -> list[StepResult]:
         """Run one step and sample; one entry a slice: a token, what sampling raised, or None if not to be sampled."""
+        if meanwhile is not None:
+            meanwhile()
         rows: list[int] = []
         wanted: list[tuple[int, int]] = []
         for index, (part, last) in enumerate(zip(slices, _last_rows(slices), strict=True)):

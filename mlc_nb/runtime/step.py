@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -87,8 +87,11 @@ class ModelRunner(Protocol):
     def logits(self, slices: Sequence[SequenceSlice]) -> npt.NDArray[np.float32]:
         """Run one step; logits after the last token of each slice, float32 ``[len(slices), vocab_size]``."""
 
-    def step(self, slices: Sequence[SequenceSlice]) -> list[StepResult]:
+    def step(self, slices: Sequence[SequenceSlice], meanwhile: Callable[[], None] | None = None) -> list[StepResult]:
         """Run one step and sample; one entry a slice, None where its ``sampling`` is None.
+
+        ``meanwhile`` is called once, when nothing is left to do for this thread but to wait, or to be in one long
+        native call: whoever it wakes runs beside that.
 
         What sampling raises is the entry of its slice, so that a sequence fails alone; a failure of the model itself
         is raised.

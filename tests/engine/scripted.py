@@ -128,7 +128,9 @@ class ScriptedRunner:
         self.steps.append([len(part.token_ids) for part in slices])
         return rows
 
-    def step(self, slices: Sequence[SequenceSlice]) -> list[StepResult]:
+    def step(self, slices: Sequence[SequenceSlice], meanwhile: Callable[[], None] | None = None) -> list[StepResult]:
+        if meanwhile is not None:
+            meanwhile()
         rows = self.logits(slices)
         return [
             None if part.sampling is None else _sample(part.sampling, row)
