@@ -1,6 +1,6 @@
 """The Llama family on a GPU: the launches of a step, for few tokens and for many.
 
-Up to 64 tokens, products are bound by the memory that holds the weights, and kernels of ours do all that follows a
+With few tokens, products are bound by the memory that holds the weights, and kernels of ours do all that follows a
 product (rotation, appending, gating, adding to the residual stream) before its sums leave the registers. With more
 tokens, cuBLAS multiplies.
 """
@@ -34,10 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = ["build"]
 
-_FEW = (8, 16, 32, MOST_TOKENS)
 _MANY = 2**31 - 1
-# Of the most common device of each architecture; a grid for another number of multiprocessors is right, if not best.
-_MULTIPROCESSORS = {75: 68, 80: 108, 86: 84, 87: 16, 89: 128, 90: 132, 100: 148, 103: 148, 110: 20, 120: 170}
+# Up to so many tokens kernels of ours multiply: as measured on an H200, beside cuBLAS (benchmarks/gpu_kernels.py).
+_FEW = (8, 16)
+_FEW_QUANTIZED = (8, 16, 32, MOST_TOKENS)
+
+# Of the most common GPU of an architecture; a grid for another number of multiprocessors is right too, if not best.
+_MULTIPROCESSORS = {75: 68, 80: 108, 86: 84, 87: 16, 89: 128, 90: 132, 100: 148, 103: 148, 120: 170}
+_OTHER_MULTIPROCESSORS = 100
 
 Steps = list[Launch | Product]
 
@@ -61,15 +65,17 @@ def build(request: CompileRequest) -> tuple[LaunchPlan, list[CudaKernel], Librar
     model = _Model(config, request)
     model.check_all_used(request)
     builder = model.builder
-    few = [Sequenced(most=most, steps=tuple(model.body(most))) for most in _FEW]
-    many = Sequenced(most=_MANY, steps=tuple(model.body_of_many()))
-    heads = [Sequenced(most=most, steps=tuple(model.head(most))) for most in _FEW]
+    few = _FEW_QUANTIZED if any(m.block_type not in ("F16", "BF16") for m in builder.matrices) else _FEW
+    bodies = [Sequenced(most=most, steps=tuple(model.body(most))) for most in few]
+    bodies.append(Sequenced(most=_MANY, steps=tuple(model.body_of_many())))
+    few = _FEW_QUANTIZED if model.lm_head.matrix.quantized else _FEW
+    heads = [Sequenced(most=most, steps=tuple(model.head(most))) for most in few]
     if not model.lm_head.matrix.quantized:
         heads.append(Sequenced(most=_MANY, steps=tuple(model.head_of_many())))
     plan = LaunchPlan(
         parameters=tuple(builder.parameters),
         packing=tuple(builder.packing),
-        bodies=(*few, many),
+        bodies=tuple(bodies),
         heads=tuple(heads),
         sampling=model.sampling(),
         kernels=builder.described_kernels(),
@@ -139,7 +145,7 @@ class _Model:
         self.builder = builder = PlanBuilder(dtype)
         self.vectors: list[VectorWeight] = []
         self.shape = CudaAttentionShape(config.query_heads, config.kv_heads, config.head_dim, dtype)
-        self.multiprocessors = _MULTIPROCESSORS.get(int(request.isa.removeprefix("sm_")), 100)
+        self.multiprocessors = _MULTIPROCESSORS.get(int(request.isa.removeprefix("sm_")), _OTHER_MULTIPROCESSORS)
         tensors = request.tensors
         if config.intermediate_size % 8 or config.hidden_size % 8:
             raise ModelFormatError("the kernels for GPUs need hidden and intermediate sizes that are multiples of 8")
@@ -313,7 +319,13 @@ class _Model:
         layer: int = 0,
         tokens: str = "tokens",
     ) -> Launch:
-        kernel = skinny_product(weight.matrix, epilogue, most, heads=heads, multiprocessors=self.multiprocessors)
+        kernel = skinny_product(
+            weight.matrix,
+            epilogue,
+            most,
+            heads=heads,
+            multiprocessors=self.multiprocessors,
+        )
         return self.builder.launch(
             kernel,
             **weight.arguments,

@@ -28,6 +28,22 @@ def test_beside_decodes_a_step_takes_about_twice_a_decode() -> None:
     assert 0.06 < last < 0.1
 
 
+def test_beside_quick_decodes_a_step_takes_up_to_what_nobody_notices() -> None:
+    pacer = PrefillPacer(4096, 8)
+    for _ in range(10):
+        pacer.record(0, 1, 0.005)
+    last = drive(pacer, num_decoding=1, token_seconds=1e-3, decode_seconds=0.005, steps=40)
+    assert 0.04 < last <= UNNOTICED_SECONDS
+
+
+def test_one_slow_step_changes_little() -> None:
+    pacer = PrefillPacer(4096, 8)
+    drive(pacer, num_decoding=4, token_seconds=1e-3, decode_seconds=0.04, steps=40)
+    before = pacer.chunk_size(4)
+    pacer.record(before, 4, 5.0)
+    assert 0.7 * before < pacer.chunk_size(4) <= before
+
+
 def test_it_never_goes_below_the_smallest_chunk_nor_above_the_largest() -> None:
     slow = PrefillPacer(4096, 8)
     drive(slow, num_decoding=0, token_seconds=10.0, decode_seconds=0, steps=3)
@@ -45,5 +61,5 @@ def test_where_small_chunks_are_no_quicker_it_takes_no_small_chunks() -> None:
     for _ in range(20):
         chunk = pacer.chunk_size(4)
         assert chunk >= 500
-        pacer.record(chunk, 4, 0.005 + 0.01 + chunk * 1e-5)
+        pacer.record(chunk, 4, 0.005 + 0.2 + chunk * 1e-5)
     assert pacer.chunk_size(4) == 500
