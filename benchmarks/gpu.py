@@ -181,7 +181,8 @@ def transformers_speed() -> list[dict[str, Any]]:
     """Theirs."""
     import torch
 
-    return each(TIMED[:1], lambda model: time_theirs(torch, model, (1, 64)))
+    with torch.no_grad():
+        return each(TIMED[:1], lambda model: time_theirs(torch, model, (1, 64)))
 
 
 if __name__ == "__main__":

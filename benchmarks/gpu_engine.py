@@ -57,6 +57,7 @@ def time_engine(
     first = max(times[0] for times in arrivals)
     last = min(times[-1] for times in arrivals)
     between = sum(sum(first < moment <= last for moment in times) for times in arrivals)
+    # Negative where the first answer ends before the last prompt is read.
     rate = between / (last - first)
     return {
         "model": model.label,
@@ -64,6 +65,7 @@ def time_engine(
         "bare decode token/s": round(bare, 1),
         "engine decode token/s": round(rate, 1),
         "decode share": round(rate / bare, 4),
+        "beside the step ms": round(1000 * requests * (1 / rate - 1 / bare), 3) if rate > 0 else None,
         "all, prompts included token/s": round(requests * answer / seconds, 1),
         "seconds": round(seconds, 3),
         "in steps s": round(metrics.decode_time_s + metrics.prefill_time_s, 3),

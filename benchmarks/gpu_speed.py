@@ -39,6 +39,8 @@ def time_ours(
         found["load s"] = round(time.perf_counter() - started, 2)
         for batch in batches:
             found[f"decode {batch}"] = _decode_rate(runner, tables, batch)
+        for batch in (batches[0], most):
+            found[f"decode {batch} sampled"] = _decode_rate(runner, tables, batch, temperature=0.7, top_p=0.95)
         runner.use_graphs = False
         for batch in (batches[0], most):
             found[f"decode {batch} without graphs"] = _decode_rate(runner, tables, batch)
@@ -49,9 +51,11 @@ def time_ours(
     return found
 
 
-def _decode_rate(runner: CudaModelRunner, tables: PageTables, batch: int) -> float:
-    """Tokens per second of greedy decodes, results waited for after each step; the context is whatever was there."""
-    states = [SamplingState(temperature=0) for _ in range(batch)]
+def _decode_rate(
+    runner: CudaModelRunner, tables: PageTables, batch: int, *, temperature: float = 0.0, top_p: float = 1.0
+) -> float:
+    """Tokens per second of decodes, results waited for after each step; the context is whatever was there."""
+    states = [SamplingState(temperature=temperature, top_p=top_p) for _ in range(batch)]
     seconds = []
     for step in range(STEPS):
         position = CONTEXT + step
