@@ -51,7 +51,7 @@ class _Unset(Enum):
 
 
 _UNSET = _Unset.UNSET
-_policy = MemoryPolicy()
+_policy: MemoryPolicy = globals().get("_policy") or MemoryPolicy()  # see registry
 
 
 def memory_policy() -> MemoryPolicy:

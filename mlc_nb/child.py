@@ -103,7 +103,7 @@ class _Spawner:
             self._orders.get()()
 
 
-_spawner = _Spawner()
+_spawner: _Spawner = globals().get("_spawner") or _Spawner()  # see registry
 
 
 def _renew_spawner() -> None:

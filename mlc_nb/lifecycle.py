@@ -91,9 +91,9 @@ class _Ending:
             done.set()
 
 
-_ending = _Ending()
+_ending: _Ending = globals().get("_ending") or _Ending()  # see registry
 _Handler = Any  # what signal.getsignal returns: a callable, SIG_DFL, SIG_IGN or None
-_before: _Handler = None
+_before: _Handler = globals().get("_before")
 
 
 def _at_end_of_main_thread() -> None:

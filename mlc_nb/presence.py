@@ -211,7 +211,7 @@ def _remove_partial_files() -> None:
                 path.unlink(missing_ok=True)
 
 
-_published = _Published()
+_published: _Published = globals().get("_published") or _Published()  # see registry
 
 
 def _renew() -> None:

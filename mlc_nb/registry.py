@@ -178,7 +178,9 @@ class _Registry:
         return core
 
 
-_registry = _Registry()
+# %autoreload runs a changed module again in its old namespace: what lives stays, here and in `lifecycle`, `presence`
+# and `child`.
+_registry: _Registry = globals().get("_registry") or _Registry()
 
 
 def get_engine(
@@ -300,7 +302,7 @@ def _forget() -> None:
     _registry = _Registry()
 
 
-_inherited: _Registry | None = None
+_inherited: _Registry | None = globals().get("_inherited")
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 set_core_provider(lambda *request: _registry.acquire(*request))
