@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -297,3 +298,15 @@ state = lambda: (
     kernel.run("%unload_ext mlc_nb")
     assert value_of(kernel, "state()") == [[], transforms - 1, 0, False, callbacks - 1]
     assert kernel.run("%load_ext mlc_nb").reply["status"] == "ok"
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3])
+def test_interrupt_of_the_very_first_cell_leaves_a_kernel_that_works(fresh_kernel: Kernel, seconds: float) -> None:
+    # Half an import of a native module would stay half for ever.
+    fresh_kernel.run("%load_ext mlc_nb")
+    threading.Timer(seconds, fresh_kernel.manager.interrupt_kernel).start()
+    run = fresh_kernel.run("%%mlc_chat --temperature 0 --max-tokens 300\nTell me a story.")
+    assert run.errors[0]["traceback"] == ["KeyboardInterrupt: stopped"]
+    assert run.seconds < 2
+    assert fresh_kernel.run("%%mlc_chat --temperature 0 --max-tokens 5\nHi").reply["status"] == "ok"
+    assert fresh_kernel.complaints == ""

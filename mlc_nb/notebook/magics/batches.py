@@ -9,7 +9,6 @@ from IPython.core.magic import cell_magic, line_cell_magic, magics_class, needs_
 from IPython.core.magic_arguments import argument, argument_group, magic_arguments
 
 from mlc_nb.notebook.magics.common import MagicsOfShell
-from mlc_nb.notebook.one_line import one_line_errors
 from mlc_nb.notebook.option_groups import (
     SAMPLING_NAMES,
     model_option,
@@ -66,7 +65,7 @@ class BatchMagics(MagicsOfShell):
 
             %mlc_batch --data questions --column question -o answers
         """
-        with one_line_errors():
+        with self._state.working():
             options = parse_options(self.mlc_batch, line)
             if options is None:
                 return
@@ -119,7 +118,7 @@ class BatchMagics(MagicsOfShell):
             %%mlc_compare --temperature 0 --temperature 1.2 --seed 1 --max-tokens 60
             Tell me about the sea.
         """
-        with one_line_errors():
+        with self._state.working():
             options = parse_options(self.mlc_compare, line)
             if options is None:
                 return

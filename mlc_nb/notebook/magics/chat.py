@@ -10,7 +10,6 @@ from IPython.core.magic import cell_magic, line_cell_magic, line_magic, magics_c
 from IPython.core.magic_arguments import argument, argument_group, magic_arguments
 
 from mlc_nb.notebook.magics.common import MagicsOfShell
-from mlc_nb.notebook.one_line import one_line_errors
 from mlc_nb.notebook.option_groups import (
     format_option,
     interpolation_options,
@@ -89,7 +88,7 @@ class ChatMagics(MagicsOfShell):
             %%mlc_chat --no-history -i --json-schema schema
             Extract the name and the age from: {text}
         """
-        with one_line_errors():
+        with self._state.working():
             options = parse_options(self.mlc_chat, line)
             if options is None:
                 return
@@ -155,7 +154,7 @@ class ChatMagics(MagicsOfShell):
             %%mlc_complete --temperature 0 --stop "\n\n" -o continuation
             def fibonacci(n):
         """
-        with one_line_errors():
+        with self._state.working():
             if cell is None:
                 parsed = parse_prompt_line(self.mlc_complete, line)
                 if parsed is None:
@@ -189,11 +188,12 @@ class ChatMagics(MagicsOfShell):
 
             %mlc_chats
         """
-        if parse_options(self.mlc_chats, line) is None:
-            return
-        from mlc_nb.notebook.history import chats_bundle
+        with self._state.working():
+            if parse_options(self.mlc_chats, line) is None:
+                return
+            from mlc_nb.notebook.history import chats_bundle
 
-        self._state.show(chats_bundle(list(self._state.chats.conversations)))
+            self._state.show(chats_bundle(list(self._state.chats.conversations)))
 
     @no_var_expand
     @magic_arguments()
@@ -209,7 +209,7 @@ class ChatMagics(MagicsOfShell):
             %mlc_reset pirate
             %mlc_reset --all
         """
-        with one_line_errors():
+        with self._state.working():
             options = parse_options(self.mlc_reset, line)
             if options is None:
                 return
@@ -247,7 +247,7 @@ class ChatMagics(MagicsOfShell):
             %mlc_history pirate --export md --file pirate.md
             %mlc_history --export openai -o messages_json
         """
-        with one_line_errors():
+        with self._state.working():
             options = parse_options(self.mlc_history, line)
             if options is None:
                 return

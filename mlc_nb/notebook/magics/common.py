@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics
 
+from mlc_nb.notebook.imports import import_engine
+from mlc_nb.notebook.one_line import one_line_errors
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from IPython.core.interactiveshell import InteractiveShell
 
     from mlc_nb.notebook.batch_cell import BatchCells
@@ -57,6 +63,13 @@ class ShellState:
         from mlc_nb.notebook.batch_cell import BatchCells
 
         return BatchCells(self.shell, self.settings, self.engines)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """What a magic that talks to engines runs in: errors of ours are one line, and imports are whole."""
+        with one_line_errors():
+            import_engine()
+            yield
 
     def variables(self, local_ns: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the variables that a magic can be given by name."""

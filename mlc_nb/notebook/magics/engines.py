@@ -37,7 +37,7 @@ class EngineMagics(MagicsOfShell):
             %mlc_load
             %mlc_load ~/models/my-model.gguf
         """
-        with one_line_errors():
+        with self._state.working():
             options = parse_options(self.mlc_load, line)
             if options is None:
                 return
@@ -65,7 +65,7 @@ class EngineMagics(MagicsOfShell):
             %mlc_unload
             %mlc_unload --all
         """
-        with one_line_errors():
+        with self._state.working():
             options = parse_options(self.mlc_unload, line)
             if options is None:
                 return
@@ -87,12 +87,13 @@ class EngineMagics(MagicsOfShell):
 
             %mlc_status
         """
-        if parse_options(self.mlc_status, line) is None:
-            return
-        from mlc_nb import registry
-        from mlc_nb.notebook.status_view import status_bundle
+        with self._state.working():
+            if parse_options(self.mlc_status, line) is None:
+                return
+            from mlc_nb import registry
+            from mlc_nb.notebook.status_view import status_bundle
 
-        self._state.show(status_bundle(registry.engines()))
+            self._state.show(status_bundle(registry.engines()))
 
     @no_var_expand
     @magic_arguments()
@@ -106,7 +107,7 @@ class EngineMagics(MagicsOfShell):
 
             %mlc_models
         """
-        with one_line_errors():
+        with self._state.working():
             if parse_options(self.mlc_models, line) is None:
                 return
             from mlc_nb.notebook.models_view import models_bundle
@@ -160,7 +161,7 @@ class EngineMagics(MagicsOfShell):
 
             %mlc_doctor
         """
-        with one_line_errors():
+        with self._state.working():
             if parse_options(self.mlc_doctor, line) is None:
                 return
             from mlc_nb.doctor import examine
