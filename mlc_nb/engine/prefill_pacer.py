@@ -7,6 +7,8 @@ __all__ = ["PrefillPacer"]
 FIRST_CHUNK = 64
 # A signal is handled only between native calls, so a call lasts at most about 0.3 s: aim below it.
 ALONE_SECONDS = 0.25
+# Twenty tokens a second are faster than anyone reads: a step beside decodes may take so long, however short theirs are.
+UNNOTICED_SECONDS = 0.05
 # New measurements count this much against old ones.
 WEIGHT = 0.3
 
@@ -14,8 +16,8 @@ WEIGHT = 0.3
 class PrefillPacer:
     """Chooses how many prompt tokens the next step takes.
 
-    Alone, a chunk lasts about a quarter of a second. Beside running decodes it may double the time of their step, so
-    that a long prompt never stalls them.
+    Alone, a chunk lasts about a quarter of a second. Beside running decodes it may double the time of their step, or
+    fill it up to 50 ms, so that a long prompt never stalls them.
 
     Parameters
     ----------
@@ -36,7 +38,8 @@ class PrefillPacer:
         if self._seconds_per_token is None:
             chunk = FIRST_CHUNK
         elif num_decoding and self._decode_seconds is not None:
-            chunk = int(min(self._decode_seconds, ALONE_SECONDS) / self._seconds_per_token)
+            seconds = max(self._decode_seconds, UNNOTICED_SECONDS - self._decode_seconds)
+            chunk = int(min(seconds, ALONE_SECONDS) / self._seconds_per_token)
         else:
             chunk = int(ALONE_SECONDS / self._seconds_per_token)
         return max(1, min(max(chunk, self._smallest_chunk), self._largest_chunk))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mlc_nb.engine.prefill_pacer import ALONE_SECONDS, FIRST_CHUNK, PrefillPacer
+from mlc_nb.engine.prefill_pacer import ALONE_SECONDS, FIRST_CHUNK, UNNOTICED_SECONDS, PrefillPacer
 
 
 def drive(pacer: PrefillPacer, *, num_decoding: int, token_seconds: float, decode_seconds: float, steps: int) -> float:
