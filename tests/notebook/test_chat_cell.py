@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -304,7 +305,7 @@ state = lambda: (
 def test_interrupt_of_the_very_first_cell_leaves_a_kernel_that_works(fresh_kernel: Kernel, seconds: float) -> None:
     # Half an import of a native module would stay half for ever.
     fresh_kernel.run("%load_ext mlc_nb")
-    threading.Timer(seconds, fresh_kernel.manager.interrupt_kernel).start()
+    threading.Timer(seconds, fresh_kernel.process.send_signal, [signal.SIGINT]).start()
     run = fresh_kernel.run("%%mlc_chat --temperature 0 --max-tokens 300\nTell me a story.")
     assert run.errors[0]["traceback"] == ["KeyboardInterrupt: stopped"]
     assert run.seconds < 2
