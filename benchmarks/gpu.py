@@ -20,6 +20,7 @@ from benchmarks.gpu_checks import check_runs_ahead, check_steps
 from benchmarks.gpu_engine import check_cycles, check_golden, check_memory, check_small, time_engine
 from benchmarks.gpu_model import RandomModel
 from benchmarks.gpu_speed import time_ours, time_theirs
+from benchmarks.machine import RESULTS
 from mlc_nb.library import open_bundle
 from mlc_nb.runtime.devices import find_cuda_device
 
@@ -80,8 +81,9 @@ def main() -> int:
 
 def write(figures: dict[str, Any]) -> None:
     """Keep what there is, for a call that is cut off."""
-    if "OUT" in os.environ:
-        (Path(os.environ["OUT"]) / "gpu.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    path = Path(os.environ["OUT"]) / "gpu.json" if "OUT" in os.environ else RESULTS / f"{today}-gpu.json"
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def describe_device() -> dict[str, str]:
