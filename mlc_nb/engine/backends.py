@@ -111,7 +111,8 @@ class _Cpu:
     ) -> ModelRunner:
         from mlc_nb.runtime.model_runner import CpuModelRunner
 
-        with file, byte_bar("Loading the weights", enabled=progress) as bar:
+        total = self.needs(bundle, config).weights
+        with file, byte_bar("Loading the weights", total=total, enabled=progress) as bar:
             parameters = load_parameters(bundle.metadata, file.tensors, bar.update)
             rope = rope_tables(bundle.metadata, file.tensors, limits.single_sequence)
         return CpuModelRunner(bundle, parameters, rope, num_pages=limits.pages, num_threads=config.num_threads)
@@ -152,7 +153,8 @@ class _Cuda:
     ) -> ModelRunner:
         from mlc_nb.runtime.cuda_runner import CudaModelRunner
 
-        with file, byte_bar("Loading the weights", enabled=progress) as bar:
+        total = self.needs(bundle, config).weights
+        with file, byte_bar("Loading the weights", total=total, enabled=progress) as bar:
             return CudaModelRunner(
                 bundle,
                 file.tensors,
