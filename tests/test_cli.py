@@ -166,6 +166,10 @@ def test_a_library_compiled_ahead_serves_as_model_lib(warm_model: Path, tmp_path
     assert (counted.returncode, counted.stdout.strip()) == (0, "4,"), counted.stderr
     again = run("compile", "-o", str(library))
     assert (again.returncode, "exists" in again.stderr) == (1, True)
+    for_a_gpu = run("compile", "--isa", "sm_90", "-o", str(tmp_path / "gpu"))
+    assert (for_a_gpu.returncode, (tmp_path / "gpu" / "model.cubin").stat().st_size > 2**17) == (0, True)
+    too_old = run("compile", "--isa", "sm_61", "-o", str(tmp_path / "old"))
+    assert (too_old.returncode, "must be sm_75 or newer" in too_old.stderr) == (1, True)
     unknown = run("compile", "--isa", "avx1024")
     assert (unknown.returncode, "avx512-vnni, avx512" in unknown.stderr) == (1, True)
 

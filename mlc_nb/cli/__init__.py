@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     compiling = commands.add_parser("compile", help="compile a model ahead of its first use, as when an image is built")
     compiling.add_argument("-m", "--model", help="alias, PYPI:// id or path of a .gguf file (default: smollm2)")
     level = compiling.add_mutually_exclusive_group()
-    level.add_argument("--isa", metavar="LEVEL", help="processor level, such as avx2 (default: this machine's best)")
+    level.add_argument("--isa", metavar="LEVEL", help="such as avx2, or sm_90 for a GPU (default: this CPU's best)")
     level.add_argument("--all-levels", action="store_true", help="every level of this kind of processor")
     compiling.add_argument(
         "--activation-dtype",

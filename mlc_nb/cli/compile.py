@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from mlc_nb.engine.model import compile_request
@@ -25,7 +26,8 @@ def compile_model(
     model
         None takes the default model.
     isa
-        Processor level; None takes the best one of this machine.
+        Processor level, or the architecture of an NVIDIA GPU such as ``sm_90``, which need not be here; None takes the
+        best level of this machine.
     all_levels
         Compile for every level of this kind of processor instead.
     activation_dtype
@@ -45,8 +47,11 @@ def compile_model(
     MLCError
         The model cannot be found or read, or the compiler failed.
     """
-    if isa is not None and isa not in known_isas():
-        raise BadRequestError(f"--isa {isa} is no level of this kind of processor; known: {', '.join(known_isas())}.")
+    if isa is not None and isa not in known_isas() and not re.fullmatch(r"sm_\d{2,3}", isa):
+        raise BadRequestError(
+            f"--isa {isa} is no level of this kind of processor; known: {', '.join(known_isas())}, and for GPUs "
+            "of NVIDIA sm_75 or newer."
+        )
     if output is not None and Path(output).exists():
         raise BadRequestError(f"{output} exists: give a folder that does not, or remove it first.")
     config = EngineConfig(activation_dtype=activation_dtype)

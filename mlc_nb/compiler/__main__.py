@@ -54,7 +54,9 @@ def _compile_for_cpu(family: Any, request: CompileRequest, directory: Path) -> L
 
 def _compile_for_cuda(family: Any, request: CompileRequest, directory: Path) -> LibraryMetadata:
     from mlc_nb.compiler.cuda_pipeline import build_cuda_library
+    from mlc_nb.compiler.toolchain import check_architecture
 
+    check_architecture(request.isa)
     plan, kernels, metadata = family.build(request)
     with disk_errors(directory):
         build_cuda_library(plan, kernels, request.isa, directory / "model.cubin", directory / "plan.json")

@@ -8,12 +8,28 @@ from typing import Any
 from mlc_nb.cuda_wheels import COMPILING, INSTALL, require_packages
 from mlc_nb.errors import CompileError, DeviceUnavailableError
 
-__all__ = ["OLDEST_ARCHITECTURE", "compile_cubin"]
+__all__ = ["OLDEST_ARCHITECTURE", "check_architecture", "compile_cubin"]
 
 OLDEST_ARCHITECTURE = 75
 """Turing, compute capability 7.5: the oldest that CUDA 13 compiles for."""
 
 _MOST_LOG_LINES = 20
+
+
+def check_architecture(architecture: str) -> None:
+    """Check that an architecture can be compiled for.
+
+    Raises
+    ------
+    CompileError
+        If it is none, or too old.
+    """
+    number = re.fullmatch(r"sm_(\d{2,3})", architecture)
+    if number is None or int(number[1]) < OLDEST_ARCHITECTURE:
+        raise CompileError(
+            f"cannot compile for the CUDA architecture {architecture!r}; it must be sm_{OLDEST_ARCHITECTURE} or newer, "
+            "such as sm_90"
+        )
 
 
 def compile_cubin(source: str, name: str, architecture: str) -> bytes:
@@ -40,12 +56,7 @@ def compile_cubin(source: str, name: str, architecture: str) -> bytes:
     DeviceUnavailableError
         If a package is missing.
     """
-    number = re.fullmatch(r"sm_(\d{2,3})a?", architecture)
-    if number is None or int(number[1]) < OLDEST_ARCHITECTURE:
-        raise CompileError(
-            f"cannot compile for the CUDA architecture {architecture!r}; it must be sm_{OLDEST_ARCHITECTURE} or newer, "
-            "such as sm_90"
-        )
+    check_architecture(architecture)
     require_packages(COMPILING, "compiling for CUDA")
     options = ["-std=c++17", f"-arch={architecture}"]
     nvrtc = _nvrtc()

@@ -36,7 +36,7 @@ class AsyncMLCEngine(EngineHandle):
     model
         An alias such as ``"smollm2"``, a ``PYPI://`` address or a path; None takes the default model.
     device
-        ``"auto"`` or a device such as ``"cpu"``.
+        ``"auto"`` (a GPU that can be used, else the CPU) or a device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
     model_lib
         A compiled library to use instead of the cached one.
     mode
