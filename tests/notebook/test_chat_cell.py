@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -271,6 +272,7 @@ def test_status_and_unload(kernel: Kernel) -> None:
     shown = kernel.run("%mlc_status").of_type("display_data")[0]["data"]
     assert "smollm2" in shown["text/plain"]
     assert "<table>" in shown["text/html"]
+    assert re.search(r"cpu: [\d,.]+ MiB free of [\d,.]+ MiB, [\d,.]+ MiB in this process", shown["text/plain"])
     assert value_of(kernel, "len(__import__('mlc_nb').engines())") == 1
     assert kernel.run("%mlc_unload").stream("stdout") == "unloaded smollm2\n"
     assert value_of(kernel, "__import__('mlc_nb').engines()") == []

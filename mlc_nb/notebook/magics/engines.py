@@ -81,7 +81,7 @@ class EngineMagics(MagicsOfShell):
     @magic_arguments()
     @line_magic
     def mlc_status(self, line: str) -> None:
-        """Show the engines of this kernel: state, KV pages, requests, speed.
+        """Show the engines of this kernel: state, memory, KV pages, requests, speed.
 
         Examples::
 
@@ -93,7 +93,9 @@ class EngineMagics(MagicsOfShell):
             from mlc_nb import registry
             from mlc_nb.notebook.status_view import status_bundle
 
-            self._state.show(status_bundle(registry.engines()))
+            rows = registry.engines()
+            devices = dict.fromkeys(row.device for row in rows)
+            self._state.show(status_bundle(rows, [registry.memory_table(device) for device in devices]))
 
     @no_var_expand
     @magic_arguments()
