@@ -63,7 +63,7 @@ def all_checks() -> list[Check]:
             checks.append(_product(CudaMatrix(block_type, 896, 1152), Epilogue.STORE, tokens, bias=True))
         checks.append(_product(CudaMatrix(block_type, 49152, 576), Epilogue.STORE_FLOAT32, 5))
     for dtype in ("float16", "bfloat16"):
-        for heads in ((32, 8, 128), (9, 3, 64), (14, 2, 64), (4, 4, 80), (16, 1, 128)):
+        for heads in ((32, 8, 128), (9, 3, 64), (14, 2, 64), (4, 4, 80), (16, 1, 128), (8, 4, 256)):
             shape = CudaAttentionShape(*heads, dtype)
             checks += [_decodes(shape, 1), _decodes(shape, 7), _prefills(shape)]
             checks += [_fused_append(shape, tokens) for tokens in (1, 20)]

@@ -186,8 +186,8 @@ extern "C" __global__ void __launch_bounds__({32 * _PREFILL_WARPS}) {entry}(
         sizes=("tiles",),
         grid=lambda tiles: (shape.query_heads, tiles, 1),
         threads=32 * _PREFILL_WARPS,
-        # Two stages of the keys and values of 64 tokens.
-        shared_bytes=2 * 2 * 64 * shape.stored_dim * 2,
+        # Two stages of keys and values; 64 KiB are all that compute capability 7.5 has.
+        shared_bytes=2 * 2 * (32 if shape.stored_dim > 128 else 64) * shape.stored_dim * 2,
         minimum_capability=_minimum_capability(shape),
     )
 

@@ -1,7 +1,7 @@
 // Between the blocks of a file, the order of matrix.cuh, and plain rows of 16-bit floats.
 
-// How a file holds a matrix, row by row. GGUF's blocks are described in mlc_nb/quantization/packing.py; Q4F16_1 is MLC's
-// group quantization: codes of 4 bits in uint32 words, least significant first, and float16 scales apart.
+// How a file holds a matrix, row by row. GGUF's blocks are described in mlc_nb/quantization/packing.py; Q4F16_1 is
+// MLC's group quantization: codes of 4 bits in uint32 words, least significant first, and float16 scales apart.
 template <Format FORMAT>
 struct SourceBlock {
     static const int bytes = FORMAT == Q4_0 ? 18 : FORMAT == Q4_1 ? 20 : 34;
@@ -33,8 +33,8 @@ INLINE int source_row(int row, int interleaved_head_size) {
     return row - inside + inside % half * 2 + inside / half;
 }
 
-// Rows 0 .. rows - 1 of a tensor of the file to rows from first_row of a quantized matrix [N, K]. A thread has 16 bytes of
-// codes, or the scales of its row. Grid: enough for rows * blocks * 4 threads.
+// Rows 0 .. rows - 1 of a tensor of the file to rows from first_row of a quantized matrix [N, K]. A thread has 16 bytes
+// of codes, or the scales of its row. Grid: enough for rows * blocks * 4 threads.
 template <Format FORMAT, int K, int PAIR>
 INLINE void pack_matrix(const u8* source, const u16* source_scales, u8* values, u16* scales, u16* offsets, int rows,
                         int first_row, int interleaved_head_size) {

@@ -1,5 +1,5 @@
-// Attention of sequences with one new token each ("flash decoding"): the context is split over blocks, and the last block
-// of a sequence to end merges the parts.
+// Attention of sequences with one new token each ("flash decoding"): the context is split over blocks, and the last
+// block of a sequence to end merges the parts.
 //
 // Scores are computed transposed, [tokens, heads]: a page is the 16 rows of the tensor core's first operand and up to 8
 // query heads that share a KV head are its columns, so each element of keys and values is loaded once for all of them.
@@ -50,8 +50,9 @@ struct DecodeAttention {
         for (int j = 0; j < DIM / 32; ++j) {
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
-                multiply_accumulate<BF16>(score, key[j][0].word[2 * s], key[j][1].word[2 * s], key[j][0].word[2 * s + 1],
-                                          key[j][1].word[2 * s + 1], queries[j][2 * s], queries[j][2 * s + 1]);
+                const Words4 &low = key[j][0], &high = key[j][1];
+                multiply_accumulate<BF16>(score, low.word[2 * s], high.word[2 * s], low.word[2 * s + 1],
+                                          high.word[2 * s + 1], queries[j][2 * s], queries[j][2 * s + 1]);
             }
         }
         const float none = -1e30f;

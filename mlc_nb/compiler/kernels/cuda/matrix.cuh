@@ -6,8 +6,8 @@
 //
 // Columns are taken in blocks of 64. A quantized matrix holds, for each tile and block, one 16-byte word for each lane
 // (two for 8-bit codes) and 16 scales of 2 groups of 32 columns. The lane g * 4 + t has rows g and g + 8 of the tile at
-// columns 32 j + 8 t .. 32 j + 8 t + 7, j = 0, 1: whichever order the tensor core calls them in, activations come in the
-// same.
+// columns 32 j + 8 t .. 32 j + 8 t + 7, j = 0, 1: whichever order the tensor core calls them in, activations come in
+// the same.
 
 enum Format { FLOAT16, BFLOAT16, Q4_0, Q4_1, Q8_0, Q4F16_1 };
 
@@ -38,8 +38,8 @@ struct Blocks {
     static const int count = (K + 63) / 64;
 };
 
-// Eight 4-bit codes as float16 integers less ZERO: the tensor core's a0 to a3. 0x6400 is 1024, whose last ten bits count
-// ones.
+// Eight 4-bit codes as float16 integers less ZERO: the tensor core's a0 to a3. 0x6400 is 1024, whose last ten bits
+// count ones.
 template <int ZERO>
 INLINE void expand_nibbles(u32 codes, u32 (&a)[4]) {
     const u32 one = 0x64006400 + ZERO * 0x00010001;
@@ -70,7 +70,8 @@ struct Fragment {
     Words2 offsets;
 
     template <int N, int K, int PAIR>
-    INLINE void load(const u8* values, const u16* scale_values, const u16* offset_values, int tile, int block, int lane) {
+    INLINE void load(const u8* values, const u16* scale_values, const u16* offset_values, int tile, int block,
+                     int lane) {
         if constexpr (Traits::quantized) {
             size_t at = (size_t)tile * Blocks<K>::count + block;
             const u8* source = values + (at * Traits::code_words * 32 + lane) * 16;
@@ -126,8 +127,8 @@ struct Fragment {
         }
     }
 
-    // The codes themselves, which cost one instruction a pair: a small integer's bits are a subnormal float16, 2^-24 times
-    // the integer, which tensor cores multiply exactly. Rows g + 8 of 4-bit codes come out 16 times larger.
+    // The codes themselves, which cost one instruction a pair: a small integer's bits are a subnormal float16, 2^-24
+    // times the integer, which tensor cores multiply exactly. Rows g + 8 of 4-bit codes come out 16 times larger.
     static const int second_factor = Traits::code_words == 2 ? 1 : 16;
     static constexpr float first_unit = 16777216.0f, second_unit = first_unit / second_factor;
 
@@ -147,8 +148,8 @@ struct Fragment {
         }
     }
 
-    // sums += scale * (codes - zero point) x + offset * x over group j, in the units above; x are the operands b of its two
-    // steps.
+    // sums += scale * (codes - zero point) x + offset * x over group j, in the units above; x are the operands b of its
+    // two steps.
     INLINE void accumulate(float (&sums)[4], int j, const u32 (&a)[2][4], const Words4& x) const {
         const u32 zero_first = 0x80008000 | Traits::zero_point * 0x00010001;
         const u32 zero_second = 0x80008000 | Traits::zero_point * second_factor * 0x00010001;

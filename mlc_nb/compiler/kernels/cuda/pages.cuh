@@ -1,8 +1,8 @@
 // Pages of keys and values.
 //
-// The pool is [layers, pages, 2, kv heads, 16 * DIM] of 16-bit floats: the keys of a page's 16 tokens, then their values,
-// DIM being the head size filled up to a multiple of 32 (the filling stays zero). Both lie in the order in which tensor
-// cores take them, so that a warp reads a page in whole lines and never rearranges:
+// The pool is [layers, pages, 2, kv heads, 16 * DIM] of 16-bit floats: the keys of a page's 16 tokens, then their
+// values, DIM being the head size filled up to a multiple of 32 (the filling stays zero). Both lie in the order in
+// which tensor cores take them, so that a warp reads a page in whole lines and never rearranges:
 // - keys [DIM / 32][2 halves of 8 tokens][lane][8]: lane g * 4 + t has token g at dimensions 8 t .. 8 t + 7;
 // - values [DIM / 16][lane][2 halves of 8 dimensions][2 halves of 8 tokens][2]: dimension g at tokens 2 t and 2 t + 1.
 

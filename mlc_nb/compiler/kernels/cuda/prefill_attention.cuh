@@ -1,16 +1,15 @@
 // Attention of the new tokens of long inputs, causal over everything that is in the pages ("flash attention 2").
 //
-// A block has one query head and up to 16 rows a warp. Keys and values of 64 tokens at a time come to shared memory as
-// they lie in the pages, which is already the order of the tensor cores, while the 64 before are worked on.
+// A block has one query head and up to 16 rows a warp. Keys and values of some pages at a time come to shared memory as
+// they lie in the pages, which is already the order of the tensor cores, while those before are worked on.
 
 template <bool BF16, int QUERY_HEADS, int KV_HEADS, int HEAD_SIZE, int WARPS>
 struct PrefillAttention {
     static const int THREADS = 32 * WARPS, ROWS = 16 * WARPS;
     static const int DIM = (HEAD_SIZE + 31) / 32 * 32;
-    static const int STEP_PAGES = 4, STEP_TOKENS = STEP_PAGES * PAGE_TOKENS;
+    static const int STEP_PAGES = DIM > 128 ? 2 : 4, STEP_TOKENS = STEP_PAGES * PAGE_TOKENS;
     static const int PAGE_ELEMENTS = PAGE_TOKENS * DIM;
     static const int STAGE_ELEMENTS = 2 * STEP_PAGES * PAGE_ELEMENTS;
-    static const int SHARED_BYTES = 2 * STAGE_ELEMENTS * 2;
 
     struct Arguments {
         const u16* queries;
@@ -32,9 +31,9 @@ struct PrefillAttention {
             int at = i * THREADS + threadIdx.x;
             int page = at / vectors % STEP_PAGES, is_value = at / vectors / STEP_PAGES;
             if (page >= pages) continue;
-            const u16* source = arguments.pages + page_offset<KV_HEADS, DIM>(arguments.layer, arguments.num_pages,
-                                                                             table[first_page + page], is_value, kv_head);
-            copy_16_bytes(stage + at * 8, source + at % vectors * 8);
+            size_t from = page_offset<KV_HEADS, DIM>(arguments.layer, arguments.num_pages, table[first_page + page],
+                                                     is_value, kv_head);
+            copy_16_bytes(stage + at * 8, arguments.pages + from + at % vectors * 8);
         }
     }
 

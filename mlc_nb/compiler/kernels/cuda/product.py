@@ -19,7 +19,6 @@ __all__ = [
     "Epilogue",
     "HeadLayout",
     "ProductPlan",
-    "even_grid",
     "product_plan",
     "skinny_product",
 ]
@@ -105,26 +104,24 @@ def product_plan(matrix: CudaMatrix, tokens: int, multiprocessors: int) -> Produ
     # Enough bytes must be on their way to each multiprocessor; that takes more loads of narrow codes.
     row_tiles, splits, groups, units, blocks = 1, 8, 1, 2, 2
     if token_tiles == 1 and wide:
-        if _share_at_work(matrix.tiles, multiprocessors) > _share_at_work(matrix.tiles, 2 * multiprocessors) or (
-            matrix.tiles <= multiprocessors and matrix.blocks >= 32
-        ):
+        if matrix.tiles <= multiprocessors and matrix.blocks >= 32:
             splits, blocks = 16, 1
     elif token_tiles == 1:
-        if many and matrix.block_type != "Q4_1":
-            row_tiles = 2
-        elif not few:
+        if not few:
             splits, units, blocks = 4, 4, 3
-    elif many:
+        elif matrix.tiles > multiprocessors:
+            row_tiles, splits, blocks = 2, 16, 1
+    elif many and (wide or token_tiles > 2):
         # Sums need not be split over so many warps, and activations serve more rows.
         row_tiles, splits, groups, units, blocks = {
-            2: (1, 4, 2, 2, 2) if wide else (4, 4, 2, 1, 2),
+            2: (1, 1, 8, 2, 2),
             4: (2, 2, 4, 1, 2) if wide else (4, 2, 2, 2, 2),
             8: (2, 1, 8, 1, 1),
         }[token_tiles]
     elif not few:
-        units, blocks = 1, 3
+        splits, units, blocks = 4 if token_tiles == 8 else 8, 1, 3
     elif token_tiles == 8:
-        units = 1
+        row_tiles, units, blocks = 2, 1, 1
     return ProductPlan(
         token_tiles,
         row_tiles,
@@ -132,18 +129,9 @@ def product_plan(matrix: CudaMatrix, tokens: int, multiprocessors: int) -> Produ
         groups,
         min(units, -(-matrix.blocks // splits)),
         blocks,
-        even_grid(matrix.tiles, groups * row_tiles, multiprocessors * blocks),
+        # The last tiles, if they are fewer than the blocks, fall on different multiprocessors.
+        min(-(-matrix.tiles // (groups * row_tiles)), multiprocessors * blocks),
     )
-
-
-def _share_at_work(tiles: int, at_once: int) -> float:
-    return tiles / (-(-tiles // at_once) * at_once)
-
-
-def even_grid(tiles: int, tiles_at_once: int, most_blocks: int) -> int:
-    """Blocks such that each takes as many tiles as every other, or one less."""
-    rounds = -(-tiles // tiles_at_once)
-    return -(-rounds // -(-rounds // most_blocks))
 
 
 def skinny_product(

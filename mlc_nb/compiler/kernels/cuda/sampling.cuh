@@ -127,8 +127,8 @@ struct Sampler {
         return value;
     }
 
-    // The first id, in order, at which the sum of weight(logit) passes target * (sum of all, where relative); the last with
-    // any weight if rounding lets none.
+    // The first id, in order, at which the sum of weight(logit) passes target * (sum of all, where relative); the last
+    // with any weight if rounding lets none.
     template <class Weight>
     static INLINE int walk(const float* logits, Weight weight, double target, bool relative, Shared& shared) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -205,9 +205,9 @@ struct Sampler {
         return scaled < BINS ? (int)scaled : BINS;
     }
 
-    // Sorts the likeliest into shared.candidates (weight bits inverted, then id) and returns how many there are: at least
-    // `least` of them, or so many that they hold about `share` of the mass of all, which goes to `everything`. Negative if
-    // that is more than fit.
+    // Sorts the likeliest into shared.candidates (weight bits inverted, then id) and returns how many there are: at
+    // least `least` of them, or so many that they hold about `share` of the mass of all, which goes to `everything`.
+    // Negative if that is more than fit.
     static INLINE int collect(const Row& row, int least, float share, double& everything, Shared& shared) {
         shared.bin_counts[threadIdx.x] = 0;
         if (threadIdx.x == 0) {
@@ -345,8 +345,8 @@ struct Sampler {
         mass = sum_over_block(sum, shared);
     }
 
-    // The largest weight (its bits) for which everything at least as likely reaches `target` in count or mass (passes it,
-    // where strict); count and mass of what is likelier.
+    // The largest weight (its bits) for which everything at least as likely reaches `target` in count or mass (passes
+    // it, where strict); count and mass of what is likelier.
     static INLINE u32 bisect(const Row& row, double target, bool by_count, bool strict, double& count, double& mass,
                              Shared& shared) {
         u32 low = 0, high = 0x3f800001;  // weights are at most 1; at low the target is reached, at high it is not

@@ -1,8 +1,9 @@
 // Products of a weight matrix with up to 64 tokens: bound by the memory that holds the weights.
 //
-// The matrix is the tensor core's first operand and the tokens are its 8 columns, so a row of weights costs the same for
-// one token as for eight. Nothing passes through shared memory but the sums of the warps that share a tile's columns.
-// Blocks stay, and take one tile after another; the next weights are on their way while the last ones are multiplied.
+// The matrix is the tensor core's first operand and the tokens are its 8 columns, so a row of weights costs the same
+// for one token as for eight. Nothing passes through shared memory but the sums of the warps that share a tile's
+// columns. Blocks stay, and take one tile after another; the next weights are on their way while the last ones are
+// multiplied.
 
 // What becomes of the sums.
 enum Epilogue {
@@ -32,8 +33,8 @@ struct ProductArguments {
     int layer;
 };
 
-// QUERY_HEADS, KV_HEADS and HEAD_SIZE are those of ROTATE_APPEND; FIRST_HEAD is the head of row 0, counted over queries,
-// keys and values.
+// QUERY_HEADS, KV_HEADS and HEAD_SIZE are those of ROTATE_APPEND; FIRST_HEAD is the head of row 0, counted over
+// queries, keys and values.
 template <Format FORMAT_, bool BF16_, int N_, int K_, int PAIR_, Epilogue EPILOGUE_, bool BIAS_, int FIRST_HEAD_ = 0,
           int QUERY_HEADS_ = 0, int KV_HEADS_ = 0, int HEAD_SIZE_ = 32>
 struct ProductShape {
