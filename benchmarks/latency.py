@@ -82,9 +82,10 @@ async def arrival(core: EngineCore, source: Random, streams: int, prompt: int) -
                 before.append(later - earlier)
             elif later < first_token:
                 during.append(later - earlier)
-    p99 = quantiles(during, n=100)[-1]
+    p99_before, p99 = (quantiles(times, n=100)[-1] for times in (before, during))
     return {
         "median_before_ms": round(1e3 * median(before), 2),
+        "p99_before_ms": round(1e3 * p99_before, 2),
         "median_during_ms": round(1e3 * median(during), 2),
         "p99_during_ms": round(1e3 * p99, 2),
         "ratio_p99_to_median_before": round(p99 / median(before), 2),

@@ -9,6 +9,8 @@ FIRST_CHUNK = 64
 ALONE_SECONDS = 0.25
 # Twenty tokens a second are faster than anyone reads: a step beside decodes may take so long, however short theirs are.
 UNNOTICED_SECONDS = 0.05
+# What a prefill may add to a step of decodes, in times of theirs. With what mixing the two costs, a step doubles.
+ADDED_SHARE = 0.75
 # New measurements count this much against old ones.
 WEIGHT = 0.3
 
@@ -38,7 +40,7 @@ class PrefillPacer:
         if self._seconds_per_token is None:
             chunk = FIRST_CHUNK
         elif num_decoding and self._decode_seconds is not None:
-            seconds = max(self._decode_seconds, UNNOTICED_SECONDS - self._decode_seconds)
+            seconds = max(ADDED_SHARE * self._decode_seconds, UNNOTICED_SECONDS - self._decode_seconds)
             chunk = int(min(seconds, ALONE_SECONDS) / self._seconds_per_token)
         else:
             chunk = int(ALONE_SECONDS / self._seconds_per_token)
