@@ -132,6 +132,7 @@ def load_model(
     try:
         architecture_module(file.architecture, for_cuda=device != "cpu")
         vocabulary = load_tokenizer(file.metadata)
+        file.drop_arrays()
         bundle = _library(compile_request(file, config, backend.isa), model_lib, backend, progress)
         needs = backend.needs(bundle, config)
         limits = resolve_limits(bundle.metadata, config, needs, room or WholeDevice(device))

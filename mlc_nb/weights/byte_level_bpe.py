@@ -97,14 +97,16 @@ def build_byte_level_bpe(vocabulary: GGUFVocabulary) -> tuple[Tokenizer, bool]:
 
 
 def _bpe(vocabulary: GGUFVocabulary, *, ignore_merges: bool) -> BPE:
+    ids, tokens = vocabulary.ids, vocabulary.tokens
     merges = []
     for rank, merge in enumerate(vocabulary.strings(Keys.Tokenizer.MERGES)):
         # the first character may itself be a space in vocabularies that write spaces plainly
         middle = merge.find(" ", 1)
         left, right = merge[:middle], merge[middle + 1 :]
-        if middle < 0 or not right or left not in vocabulary.ids or right not in vocabulary.ids:
+        if middle < 0 or not right or left not in ids or right not in ids:
             raise ModelFormatError(f"Merge {rank} of the model's tokenizer, {merge!r}, joins no two tokens.")
-        if left + right not in vocabulary.ids:
+        if left + right not in ids:
             raise ModelFormatError(f"Merge {rank} of the model's tokenizer makes {left + right!r}, which is no token.")
-        merges.append((left, right))
+        # The vocabulary's own strings: as many new ones would leave the process holes that it never fills.
+        merges.append((tokens[ids[left]], tokens[ids[right]]))
     return BPE(vocab=vocabulary.ids, merges=merges, fuse_unk=False, ignore_merges=ignore_merges)

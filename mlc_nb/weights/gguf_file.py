@@ -122,6 +122,11 @@ class GGUFFile:
             _release(mapping)
             raise
 
+    def drop_arrays(self) -> None:
+        """Forget metadata that are arrays: the vocabulary's 100,000 strings, which nobody wants twice."""
+        kept = {key: value for key, value in self.metadata.items() if isinstance(value, int | float | str | bool)}
+        self.metadata = MappingProxyType(kept)
+
     def close(self) -> None:
         """Drop the tensors and the mapping; a second call does nothing.
 
