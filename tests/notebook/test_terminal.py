@@ -22,6 +22,19 @@ print("named", answer is _, type(answer).__name__)
 Hi
 
 
+%mlc_complete --temperature 0 --max-tokens 8 --echo Once upon a
+%%mlc_batch --temperature 0 --max-tokens 8 -o answers
+Name a colour.
+Say hello.
+
+
+%%mlc_compare --temperature 0 --temperature 1 --max-tokens 8
+Name a colour.
+
+
+%mlc_chats
+from mlc_nb.notebook.stream_view import open_view
+open_view(get_ipython()).add("a\x1b]0;owned\x07\x1b[2J\r\x9b b\tc\n")
 %mlc_status
 %mlc_unload
 """
@@ -47,3 +60,8 @@ def test_a_session(warm_model: Path, tmp_path: Path) -> None:
     assert "Traceback" not in output
     assert re.search(r"smollm2 +Q4_1 +cpu +ready", output)
     assert "unloaded smollm2" in output
+    assert "Once upon a time" in output
+    assert "2 requests" in output
+    assert "--- smollm2 · temperature 1.0 ---" in output
+    assert re.search(r"smollm2 +smollm2 +1 +- +What is the capital of France\?", output)
+    assert "a␛]0;owned␇␛[2J␍␦ b\tc\n" in output, "a model can command the terminal"
