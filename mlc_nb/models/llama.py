@@ -25,7 +25,7 @@ from mlc_nb.models.layers import (
     gated_silu,
     in_forms,
 )
-from mlc_nb.models.llama_config import ROPE_FACTORS, LlamaConfig
+from mlc_nb.models.llama_config import LlamaConfig
 from mlc_nb.models.tensors import SourceTensor, matrix, vector
 from mlc_nb.quantization.packing import ROW_TILE
 from mlc_nb.weights.plan import CompileRequest, LibraryMetadata, VectorWeight
@@ -261,31 +261,13 @@ def build(request: CompileRequest) -> tuple[LlamaForCausalLM, LibraryMetadata]:
     vectors = tuple(
         VectorWeight(parameter=position[id(norm.weight)], tensor=norm.tensor, size=norm.size) for norm in model.norms()
     )
-    used = {source.tensor for entry in matrices for source in entry.sources} | {entry.tensor for entry in vectors}
-    unused = sorted(set(request.tensors) - used - {ROPE_FACTORS})
-    if unused:
-        shown = ", ".join(unused[:5])
-        raise ModelFormatError(
-            f"the file has tensors that this version does not know for the Llama family ({shown}); "
-            "running without them would give wrong answers"
-        )
-    metadata = LibraryMetadata(
-        format_version=1,
-        architecture=request.architecture,
-        isa=request.isa,
-        activation_dtype=request.activation_dtype,
-        vocab_size=config.vocab_size,
+    metadata = config.describe(
+        request,
         padded_vocab_size=model.lm_head.linears[0].rows,
-        context_window_size=config.context_window_size,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        query_heads=config.query_heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
+        stored_head_dim=config.head_dim,
         kv_dtype=model.shape.kv_dtype,
         page_size=PAGE_SIZE,
         chunk_pages=CHUNK_PAGES,
-        rope=config.rope,
         vectors=vectors,
         matrices=matrices,
     )

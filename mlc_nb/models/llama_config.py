@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from mlc_nb.errors import ModelFormatError
 from mlc_nb.models.tensors import vector
-from mlc_nb.weights.plan import RopeTable
+from mlc_nb.weights.plan import LibraryMetadata, RopeTable
 
 if TYPE_CHECKING:
-    from mlc_nb.weights.plan import CompileRequest
+    from mlc_nb.weights.plan import CompileRequest, PackedWeight, VectorWeight
 
 __all__ = ["ROPE_FACTORS", "LlamaConfig"]
 
@@ -83,6 +83,54 @@ class LlamaConfig:
             context_window_size=keys.count("context_length", least=_LEAST_CONTEXT),
             rms_norm_epsilon=keys.number("attention.layer_norm_rms_epsilon"),
             rope=RopeTable(dim=head_dim, base=keys.number("rope.freq_base", 10000.0), scale=scale, factors=factors),
+        )
+
+    def describe(
+        self,
+        request: CompileRequest,
+        *,
+        padded_vocab_size: int,
+        stored_head_dim: int,
+        kv_dtype: str,
+        page_size: int,
+        chunk_pages: int,
+        vectors: tuple[VectorWeight, ...],
+        matrices: tuple[PackedWeight, ...],
+    ) -> LibraryMetadata:
+        """Say what a runtime must know of a model that was made for ``request``.
+
+        Raises
+        ------
+        ModelFormatError
+            If the file has tensors that neither ``vectors`` nor ``matrices`` use.
+        """
+        used = {source.tensor for entry in matrices for source in entry.sources} | {entry.tensor for entry in vectors}
+        unused = sorted(set(request.tensors) - used - {ROPE_FACTORS})
+        if unused:
+            shown = ", ".join(unused[:5])
+            raise ModelFormatError(
+                f"the file has tensors that this version does not know for the Llama family ({shown}); "
+                "running without them would give wrong answers"
+            )
+        return LibraryMetadata(
+            format_version=1,
+            architecture=request.architecture,
+            isa=request.isa,
+            activation_dtype=request.activation_dtype,
+            vocab_size=self.vocab_size,
+            padded_vocab_size=padded_vocab_size,
+            context_window_size=self.context_window_size,
+            hidden_size=self.hidden_size,
+            layers=self.layers,
+            query_heads=self.query_heads,
+            kv_heads=self.kv_heads,
+            head_dim=stored_head_dim,
+            kv_dtype=kv_dtype,
+            page_size=page_size,
+            chunk_pages=chunk_pages,
+            rope=self.rope,
+            vectors=vectors,
+            matrices=matrices,
         )
 
 

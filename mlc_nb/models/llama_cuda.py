@@ -23,14 +23,14 @@ from mlc_nb.compiler.kernels.cuda.product import MOST_TOKENS, Epilogue, HeadLayo
 from mlc_nb.compiler.kernels.cuda.sampling import sample_rows
 from mlc_nb.errors import ModelFormatError
 from mlc_nb.models.cuda_plan import PlanBuilder, Weight, buffer, number, real, same_type_runs, size
-from mlc_nb.models.llama_config import ROPE_FACTORS, LlamaConfig
+from mlc_nb.models.llama_config import LlamaConfig
 from mlc_nb.models.tensors import SourceTensor, matrix, vector
 from mlc_nb.weights.launch_plan import MOST_BIASES, Argument, Launch, LaunchPlan, Product, Sequenced, Size
-from mlc_nb.weights.plan import LibraryMetadata, VectorWeight
+from mlc_nb.weights.plan import VectorWeight
 
 if TYPE_CHECKING:
     from mlc_nb.compiler.kernels.cuda.kernel import CudaKernel
-    from mlc_nb.weights.plan import CompileRequest
+    from mlc_nb.weights.plan import CompileRequest, LibraryMetadata
 
 __all__ = ["build"]
 
@@ -63,7 +63,6 @@ def build(request: CompileRequest) -> tuple[LaunchPlan, list[CudaKernel], Librar
     if config.head_dim % 16:
         raise ModelFormatError(f"heads of {config.head_dim} dimensions; the kernels for GPUs need a multiple of 16")
     model = _Model(config, request)
-    model.check_all_used(request)
     builder = model.builder
     few = _FEW_QUANTIZED if any(m.block_type not in ("F16", "BF16") for m in builder.matrices) else _FEW
     bodies = [Sequenced(most=most, steps=tuple(model.body(most))) for most in few]
@@ -84,23 +83,13 @@ def build(request: CompileRequest) -> tuple[LaunchPlan, list[CudaKernel], Librar
         decode_blocks=model.shape.kv_heads * model.shape.head_tiles,
         page_elements=2 * config.kv_heads * PAGE_SIZE * model.shape.stored_dim,
     )
-    metadata = LibraryMetadata(
-        format_version=1,
-        architecture=request.architecture,
-        isa=request.isa,
-        activation_dtype=request.activation_dtype,
-        vocab_size=config.vocab_size,
+    metadata = config.describe(
+        request,
         padded_vocab_size=config.vocab_size,
-        context_window_size=config.context_window_size,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        query_heads=config.query_heads,
-        kv_heads=config.kv_heads,
-        head_dim=model.shape.stored_dim,
+        stored_head_dim=model.shape.stored_dim,
         kv_dtype=request.activation_dtype,
         page_size=PAGE_SIZE,
         chunk_pages=1,
-        rope=config.rope,
         vectors=tuple(model.vectors),
         matrices=tuple(builder.matrices),
     )
@@ -180,16 +169,6 @@ class _Model:
             VectorWeight(parameter=parameter, tensor=vector(request.tensors, name, elements), size=elements)
         )
         return Argument(kind="parameter", value=parameter)
-
-    def check_all_used(self, request: CompileRequest) -> None:
-        """Refuse a file with tensors that the plan leaves out."""
-        used = {one.tensor for one in self.builder.packing} | {one.tensor for one in self.vectors}
-        unused = sorted(set(request.tensors) - used - {ROPE_FACTORS})
-        if unused:
-            raise ModelFormatError(
-                f"the file has tensors that this version does not know for the Llama family on a GPU "
-                f"({', '.join(unused[:5])}); running without them would give wrong answers"
-            )
 
     def body(self, most: int) -> Steps:
         """Launches for at most ``most`` (up to 64) tokens."""

@@ -139,9 +139,10 @@ class CudaModelRunner:
             if meanwhile is not None:
                 meanwhile()
                 meanwhile = None
+            # Prefill chunks that sample nothing are waited for too: they are sized by how long they take.
+            self._context.synchronize()
             if not states:
                 continue
-            self._context.synchronize()
             sampled = self._sampler.results(states)
             row = 0
             for piece in pieces:
