@@ -45,6 +45,9 @@ bench: $(STAMP)
 endurance: $(STAMP)
 	@$(BIN)/python -m benchmarks.endurance soak
 	@$(BIN)/python -m benchmarks.endurance equal
+	@$(BIN)/python -m benchmarks.endurance_cycles loads
+	@$(BIN)/python -m benchmarks.endurance_cycles switches
+	@$(BIN)/python -m benchmarks.endurance_cycles interrupts
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,7 +18,7 @@ from mlc_nb import lifecycle, presence
 from mlc_nb.accounts import EngineRow, EngineState, MemoryTable, row_of, table_of
 from mlc_nb.admission import SharedRoom, measured_bytes, memory_policy
 from mlc_nb.engine.provider import create_core, set_core_provider
-from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError, ModelNotFoundError
+from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError, ModelNotFoundError, OutOfMemoryError
 from mlc_nb.presence import EngineOfProcess
 from mlc_nb.runtime.devices import resolve_device
 from mlc_nb.weights.source import ALIASES
@@ -127,6 +127,12 @@ class _Registry:
             core.terminate()
         self.tell()
 
+    def _failed(self, entry: _Entry, error: BaseException) -> None:
+        with self._lock:
+            entry.error = error
+            if self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+
     def tenants(self) -> list[_Entry]:
         """Engines that hold memory or are about to."""
         return [entry for entry in self.entries() if entry.state in ("loading", "ready")]
@@ -166,11 +172,14 @@ class _Registry:
             if cancelled:
                 core.terminate()
                 raise EngineTerminatedError(f"{entry.name} was unloaded while it was being loaded: load it again.")
+        except MemoryError as error:  # Python's own, from whatever was being made
+            refusal = OutOfMemoryError(
+                f"The memory ran out while {entry.name} was being loaded: free some, and try again."
+            )
+            self._failed(entry, refusal)
+            raise refusal from error
         except BaseException as error:
-            with self._lock:
-                entry.error = error
-                if self._entries.get(key) is entry:
-                    del self._entries[key]
+            self._failed(entry, error)
             raise
         finally:
             entry.done.set()
