@@ -74,8 +74,8 @@ class ChatMagics(MagicsOfShell):
         """Stream the answer to the text of the cell, going on with the conversation.
 
         Everything below the first line is the prompt, byte for byte: braces, dollars, backslashes and space included.
-        The Stop button or Kernel > Interrupt ends the answer; what it said so far stays in the conversation. The
-        response object is in ``_`` and ``Out`` afterwards. A semicolon at the end of the first line shows nothing.
+        Kernel > Interrupt ends the answer; what it said so far stays in the conversation. The response object is in
+        ``_`` and ``Out`` afterwards. A semicolon at the end of the first line shows nothing.
 
         Examples::
 

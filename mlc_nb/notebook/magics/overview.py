@@ -24,7 +24,6 @@ In Python:
 
   mlc_nb.MLCEngine(), mlc_nb.AsyncMLCEngine()   OpenAI's API: engine.chat.completions.create(...)
   await mlc_nb.batch(prompts)                   many prompts at once, answers in order
-  mlc_nb.ChatWidget()                           a chat window
   response.show_logprobs()                      an answer of `%%mlc_chat --logprobs 5`, coloured by probability
   mlc_nb.engines(), mlc_nb.unload()             what is loaded, and how to let go of it
 
