@@ -303,7 +303,10 @@ def _prefills(shape: CudaAttentionShape) -> Check:
         heads = shape.query_heads + 2 * shape.kv_heads
         qkv = torch.randn(tokens + 1, heads, shape.head_dim, device="cuda").to(dtype)
         cosines, sines = rope_tables(torch, 1024, shape.head_dim)
-        positions, sequences, tiles, histories = [], [], [], []
+        positions: list[Any] = []
+        sequences: list[Any] = []
+        tiles: list[Any] = []
+        histories: list[Any] = []
         for sequence, (before, new) in enumerate(parts):
             history = [torch.randn(before, shape.kv_heads, shape.head_dim, device="cuda").to(dtype) for _ in range(2)]
             _write(torch, pool, shape, sequence, *history)

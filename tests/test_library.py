@@ -216,7 +216,7 @@ def test_a_library_of_another_toolchain_is_refused(model: Path) -> None:
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest["toolchain"]["apache-tvm"] = "0.1"
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ModelFormatError, match="made by another version of mlc_nb or of its compiler; compile it again"):
+    with pytest.raises(ModelFormatError, match="by another version of mlc_nb or of its compiler; compile it again"):
         load_bundle(directory)
 
 

@@ -90,9 +90,7 @@ def compile_size(text: str) -> Callable[[Mapping[str, int]], int]:
     except SyntaxError as error:
         raise ModelFormatError(f"the launch plan holds {text!r}, which is no size") from error
     for node in ast.walk(tree):
-        allowed = isinstance(node, _NODES) or (
-            isinstance(node, ast.Constant) and type(node.value) is int
-        )
+        allowed = isinstance(node, _NODES) or (isinstance(node, ast.Constant) and type(node.value) is int)
         if not allowed:
             raise ModelFormatError(f"the launch plan holds {text!r}, which is no size")
     code = compile(tree, "<size>", "eval")
