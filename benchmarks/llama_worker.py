@@ -4,6 +4,7 @@ Runs in the peers' venv, which has llama-cpp-python and numpy and nothing of our
 
 python llama_worker.py MODEL.gguf THREADS KIND...
 python llama_worker.py MODEL.gguf 0 requantize Q4_0.gguf
+python llama_worker.py MODEL.gguf THREADS logits IDS.json LOGITS.npy
 """
 
 from __future__ import annotations
@@ -71,6 +72,13 @@ class Model:
         self.run([(token, i, sequence, i == last) for i, token in enumerate(prompt)])
         return self.best(last)
 
+    def logits_after_each(self, prompt: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Logits after every token of one sequence, float32 ``[len(prompt), vocab]``."""
+        self.clear()
+        self.run([(token, i, 0, True) for i, token in enumerate(prompt)])
+        rows = [ll.llama_get_logits_ith(self.context, row) for row in range(len(prompt))]
+        return np.stack([np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows])
+
     def prefill_rate(self, size: int) -> float:
         self.clear()
         prompt = self.prompt(size)
@@ -113,6 +121,10 @@ def main() -> None:
         requantize(path, kinds[1])
         return
     model = Model(path, int(threads))
+    if kinds[0] == "logits":
+        pieces = json.loads(Path(kinds[1]).read_text(encoding="ascii"))
+        np.save(kinds[2], np.concatenate([model.logits_after_each(piece) for piece in pieces]))
+        return
     model.prefill([1])
     figures: dict[str, Any] = {"start_s": time.perf_counter() - STARTED}
     model.decode_rate(PROMPT)
