@@ -176,7 +176,7 @@ class Trigger:
             return take(choice, token)
 
         runner.step = heard_step
-        ActiveChoice.take = heard_take  # type: ignore[method-assign]
+        ActiveChoice.take = heard_take  # type: ignore[method-assign, assignment]
         try:
             yield trigger
         finally:
@@ -247,7 +247,7 @@ def ask(engine: MLCEngine) -> str:
 
 def resident_megabytes() -> float:
     gc.collect()
-    return round(psutil.Process().memory_info().rss / 1e6, 2)
+    return round(float(psutil.Process().memory_info().rss) / 1e6, 2)
 
 
 def growth(curve: list[float]) -> float:

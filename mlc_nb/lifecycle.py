@@ -62,8 +62,9 @@ class _Ending:
             self._terminators.append(terminate)
         self._anything_new = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="mlc_nb-ending", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._serve, name="mlc_nb-ending", daemon=True)
+            thread.start()
+            self._thread = thread  # only now: where none can start, the next call tries again
         _chain_sigterm()
 
     def run(self) -> None:

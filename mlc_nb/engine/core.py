@@ -15,6 +15,7 @@ from mlc_nb.engine.generation import ActiveRequest, GenerationRequest
 from mlc_nb.engine.holders import Holders
 from mlc_nb.engine.step_loop import StepLoop, aborted, describe
 from mlc_nb.engine.stream import WAIT_SECONDS, RequestStream
+from mlc_nb.engine.thread_start import started
 from mlc_nb.engine.token_bytes import TokenBytes
 from mlc_nb.errors import BadRequestError, EngineTerminatedError, MLCError
 
@@ -86,9 +87,13 @@ class EngineCore:
         # Made on the engine thread, and its own but for the metrics.
         self._loop: StepLoop
         self._measure_memory: Callable[[], MemoryUse] | None = None
-        self._courier: Courier
         self._thread = threading.Thread(target=self._run, name=f"mlc_nb engine {model.model_id}", daemon=True)
-        self._thread.start()
+        self._courier = started(lambda: Courier(f"{self._thread.name} courier"))
+        try:
+            started(self._thread.start)
+        except BaseException:
+            self._courier.close()
+            raise
         self._wait_until_started()
 
     @property
@@ -288,7 +293,6 @@ class EngineCore:
 
     def _run(self) -> None:
         runner: ModelRunner | None = None
-        self._courier = Courier(f"{threading.current_thread().name} courier")
         try:
             assert self._model is not None  # only _end drops it
             runner = self._model.open_runner()

@@ -6,6 +6,7 @@ vocabulary of ordinary size, so the walk over the metadata is here.
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 from collections import Counter
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, Keys
 
-from mlc_nb.errors import ModelFormatError, ModelNotFoundError
+from mlc_nb.errors import ModelFormatError, ModelNotFoundError, OutOfMemoryError
 from mlc_nb.weights.gguf_cursor import GGUFCursor
 
 if TYPE_CHECKING:
@@ -172,6 +173,10 @@ def _map_file(path: Path) -> mmap.mmap:
     except IsADirectoryError:
         raise ModelFormatError(f"{path} is a directory, not a GGUF file. Name the .gguf file in it.") from None
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise OutOfMemoryError(
+                f"There is no address space to read {path} in: free memory, or raise its limit."
+            ) from error
         raise ModelNotFoundError(f"{path} cannot be read: {error}") from error
 
 

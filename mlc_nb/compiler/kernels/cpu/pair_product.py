@@ -124,6 +124,6 @@ class PairPanel:
                 value = activations[first + token, block, _PAIR_ROW + row, word]
                 spread = code.bind(T.broadcast(value, code.lanes))
                 for vector, weight in enumerate(vectors):
-                    place = at(token, vector)
-                    code.store(sums, code.dot_pairs(code.load(sums, place), weight, spread), place)
+                    index = at(token, vector)
+                    code.store(sums, code.dot_pairs(code.load(sums, index), weight, spread), index)
         return lambda token, vector: code.load(sums, at(token, vector))
