@@ -56,6 +56,7 @@ class _CellBar:
         self._transient = {"display_id": uuid.uuid4().hex}
         self._started = time.monotonic()
         self._shown_at: float | None = None
+        self._cell = publisher.parent_header
 
     def update(self, n: float) -> None:
         self.n += n
@@ -82,7 +83,15 @@ class _CellBar:
 
     def _publish(self, bundle: dict[str, str]) -> None:
         update = self._shown_at is not None
-        self._publisher.publish(data=bundle, metadata={}, transient=self._transient, update=update)
+        # Work in the background belongs to the cell that began it; ipykernel 6 knows the newest one only.
+        newest = self._publisher.parent_header
+        if newest != self._cell:
+            self._publisher.set_parent(self._cell)
+        try:
+            self._publisher.publish(data=bundle, metadata={}, transient=self._transient, update=update)
+        finally:
+            if newest != self._cell:
+                self._publisher.set_parent(newest)
         self._shown_at = time.monotonic()
 
 

@@ -10,7 +10,7 @@ from mlc_nb.engine.choices import choice_seed
 from mlc_nb.engine.encoding import encode_text
 from mlc_nb.engine.generation import GenerationRequest
 from mlc_nb.engine.tool_use import messages_for_template
-from mlc_nb.errors import BadRequestError
+from mlc_nb.errors import BadRequestError, OutOfMemoryError
 from mlc_nb.protocol.chat import ChatCompletionRequest
 from mlc_nb.protocol.common import short_repr, validate
 from mlc_nb.protocol.completions import CompletionRequest
@@ -18,6 +18,9 @@ from mlc_nb.protocol.refusals import shortened
 from mlc_nb.runtime.sampler import SamplingState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mlc_nb.engine.grammar import GrammarConstraint
     from mlc_nb.engine.model import LoadedModel
     from mlc_nb.engine.tool_use import ToolUse
     from mlc_nb.protocol.response_format import GrammarSource
@@ -186,8 +189,17 @@ def _samplings(
             f"the ids 0 to {model.vocab_size - 1}."
         )
     constraint = None if grammar is None else model.grammars.compile(model, grammar)
-    return tuple(
-        SamplingState(
+    try:
+        return tuple(_sampling_states(request, constraint, logprobs=logprobs, top_logprobs=top_logprobs))
+    except MemoryError as error:
+        raise OutOfMemoryError(f"There is no memory for a request's sampling ({error}): free some.") from error
+
+
+def _sampling_states(
+    request: GenerationFields, constraint: GrammarConstraint | None, *, logprobs: bool, top_logprobs: int
+) -> Iterator[SamplingState]:
+    for index in range(request.num_generated):
+        yield SamplingState(
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             top_k=request.top_k or 0,
@@ -201,8 +213,6 @@ def _samplings(
             logprobs=logprobs,
             top_logprobs=top_logprobs,
         )
-        for index in range(request.num_generated)
-    )
 
 
 def _stop_token_ids(model: LoadedModel, request: GenerationFields, grammar: GrammarSource | None) -> frozenset[int]:

@@ -23,12 +23,12 @@ def table_of(run: Run) -> str:
     return table["text/plain"]
 
 
-def interrupt_after(kernel: Kernel, seconds: float) -> RunningCell:
+def interrupt_after(kernel: Kernel, seconds: float, sees: str = "execute_input") -> RunningCell:
     done = False
 
     def interrupt(run: Run) -> None:
         nonlocal done
-        if not done and run.of_type("execute_input"):
+        if not done and run.of_type(sees):
             time.sleep(seconds)
             kernel.manager.interrupt_kernel()
             done = True
@@ -106,7 +106,7 @@ def test_a_comparison_with_one_that_fails_shows_the_others(kernel: Kernel) -> No
 def test_an_interrupted_comparison_keeps_what_it_has(kernel: Kernel) -> None:
     run = kernel.run(
         "%%mlc_compare --seed 1 --seed 2 --max-tokens 1500 -o both\nTell me a long story.",
-        during=interrupt_after(kernel, 1.5),
+        during=interrupt_after(kernel, 0.1, "update_display_data"),
     )
     assert run.errors[0]["traceback"] == ["KeyboardInterrupt: the answers were stopped"]
     assert value_of(kernel, "[answer.interrupted for answer in both.answers]") == [True, True]
